@@ -1,0 +1,1 @@
+"""Long-term, tiered memory for LlamaIndex agents."""

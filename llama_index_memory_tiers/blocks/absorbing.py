@@ -1,0 +1,363 @@
+"""One step of one block through one session: plan a batch, claim it, prepare outside, merge inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from llama_index.core.base.llms.types import MessageRole, ToolCallBlock
+
+from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.events import BatchAbsorbed, BlockFailed, emit
+from llama_index_memory_tiers.records import Batch, Changes, Reads, Record, Scope, StoredMessage
+from llama_index_memory_tiers.storage import OwnerReader, Session, Storage, owner_key
+
+Trigger = Literal["turn", "flush", "idle"]
+Outcome = Literal["absorbed", "nothing", "busy", "failed", "outage", "parked", "again"]
+
+BATCH_MESSAGES = 64
+# 64, 32, 16, 8, 4, 2, 1 and once more alone: then the message itself is at fault.
+TRIES_BEFORE_PARKING = 8
+_BEFORE_MESSAGES = 2
+_SECOND = 1_000_000
+# What HTTP clients answer when nothing is wrong with the content.
+_OUTAGE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_OUTAGE_NAMES = ("timeout", "connect", "ratelimit", "unavailable", "overloaded", "network")
+
+
+class Consumer(Protocol):
+    """Whatever reads the log behind a cursor of its own."""
+
+    @property
+    def key(self) -> str:
+        """Name of the cursor."""
+
+    @property
+    def absorb_on(self) -> frozenset[Trigger]:
+        """What makes a batch due."""
+
+    @property
+    def absorb_every(self) -> int:
+        """Complete turns that make a batch due."""
+
+    @property
+    def idle_seconds(self) -> float:
+        """Silence after which everything is due."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Bound of one batch."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Bound of one `prepare`."""
+
+    @property
+    def backfill(self) -> bool:
+        """Read old sessions from the beginning although a model is used."""
+
+    @property
+    def per_session(self) -> bool:
+        """Each session has records of its own."""
+
+    @property
+    def uses_model(self) -> bool:
+        """Absorbing costs model calls."""
+
+    async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Any:
+        """Slow: may call models, writes nothing."""
+
+    def reads(self, draft: Any) -> Reads:
+        """Name the records that `merge` must see afresh."""
+
+    def merge(self, draft: Any, records: Sequence[Record]) -> Changes:
+        """Pure and quick: runs in the transaction that moves the cursor, perhaps more than once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What became of one step.
+
+    Args:
+        outcome: `absorbed`, or why not.
+        messages: How many were absorbed.
+        error: Kind of failure.
+    """
+
+    outcome: Outcome
+    messages: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What decides how far a batch may reach.
+
+    Args:
+        to_head: Take everything, complete turns or not (an explicit flush).
+        idle: The session has been silent for long enough.
+        flushed_until: The last sequence number that has left the window.
+    """
+
+    to_head: bool = False
+    idle: bool = False
+    flushed_until: int = 0
+
+
+def turn_ends(rows: Sequence[StoredMessage]) -> list[int]:
+    """Sequence numbers at which a turn is complete.
+
+    A turn ends before the next user message, or with an assistant's answer that calls no tool.
+
+    Args:
+        rows: Messages in order.
+
+    Returns:
+        Ends, ascending.
+    """
+    ends = []
+    for at, row in enumerate(rows):
+        following = rows[at + 1] if at + 1 < len(rows) else None
+        if following is not None:
+            if following.message.role == MessageRole.USER and row.message.role != MessageRole.SYSTEM:
+                ends.append(row.seq)
+        elif row.message.role == MessageRole.ASSISTANT and not _calls_tool(row):
+            ends.append(row.seq)
+    return ends
+
+
+def plan_batch(
+    consumer: Consumer, rows: Sequence[StoredMessage], last: int, due: Due, *, max_messages: int
+) -> int | None:
+    """Decide where the next batch ends.
+
+    Args:
+        consumer: Whose batch.
+        rows: What lies behind its cursor, in order.
+        last: Sequence number of the last row that was read, damaged or not.
+        due: See `Due`.
+        max_messages: Bound of the batch.
+
+    Returns:
+        Sequence number of the batch's end, or `None` when nothing is due.
+    """
+    flush_only = consumer.absorb_on == {"flush"}
+    hi = 0
+    if (due.to_head and not flush_only) or (due.idle and "idle" in consumer.absorb_on):
+        hi = last
+    ends = turn_ends(rows)
+    if "turn" in consumer.absorb_on and len(ends) >= consumer.absorb_every:
+        hi = max(hi, ends[-1])
+    if "flush" in consumer.absorb_on:
+        hi = max(hi, min(last, due.flushed_until))
+    reach = [row for row in rows if row.seq <= hi]
+    if not reach:
+        # Damaged or forgotten rows only: the cursor passes them.
+        return hi if hi and not rows else None
+    kept = _bounded(reach, max_messages, consumer.batch_tokens)
+    return hi if kept == len(reach) else reach[kept - 1].seq
+
+
+def _bounded(rows: Sequence[StoredMessage], max_messages: int, max_tokens: int) -> int:
+    tokens = 0
+    for at, row in enumerate(rows):
+        tokens += row.tokens
+        if at and (at >= max_messages or tokens > max_tokens):
+            return at
+    return len(rows)
+
+
+def _calls_tool(row: StoredMessage) -> bool:
+    message = row.message
+    return bool(message.additional_kwargs.get("tool_calls")) or any(
+        isinstance(block, ToolCallBlock) for block in message.blocks
+    )
+
+
+async def absorb(
+    storage: Storage,
+    consumer: Consumer,
+    session: Session,
+    due: Due,
+    *,
+    counter: TokenCounter,
+    claim_seconds: float,
+    agent_id: str | None = None,
+) -> Step:
+    """Absorb the next due batch: effects on records once, model calls at least once.
+
+    Args:
+        storage: Where.
+        consumer: Who.
+        session: Which session.
+        due: How far.
+        counter: Measures texts.
+        claim_seconds: How long a dead worker keeps others waiting; a living one renews.
+        agent_id: Provenance.
+
+    Returns:
+        What became of it; never raises for what the block or its model does.
+    """
+    scope = Scope(session.session_id, session.user_id or None, agent_id)
+    owner = owner_key(scope, session.sid, per_session=consumer.per_session)
+    cursor = (await storage.cursors.all(session.sid)).get(consumer.key)
+    if cursor is None:
+        return Step("nothing")
+    # The epoch before the batch: what is forgotten from now on rolls the merge back.
+    epoch = await storage.records.epoch(owner)
+    limit = max(1, BATCH_MESSAGES >> cursor.attempts)
+    # One row more than the batch, as only the next message tells that a turn is complete.
+    rows, last = await storage.log.read(
+        session.sid, session.session_id, after=cursor.pos, limit=limit + 1, tombstones=True
+    )
+    hi = plan_batch(consumer, rows, last, due, max_messages=limit) if last else None
+    if hi is None:
+        return Step("nothing")
+    me = storage.ids()
+    until = storage.now() + int(claim_seconds * _SECOND)
+    if await storage.cursors.claim(session.sid, consumer.key, me, now=storage.now(), until=until) != cursor.pos:
+        await storage.cursors.release(session.sid, consumer.key, me)
+        return Step("busy")
+    batch = Batch(
+        scope=scope,
+        owner=owner,
+        sid=session.sid,
+        lo=cursor.pos,
+        hi=hi,
+        messages=tuple(row for row in rows if row.seq <= hi),
+        before=await _before(storage, session, cursor.pos) if consumer.uses_model else (),
+    )
+    return await _attempt(storage, consumer, batch, me, epoch, counter, claim_seconds, cursor.attempts)
+
+
+async def _before(storage: Storage, session: Session, pos: int) -> tuple[StoredMessage, ...]:
+    rows, _ = await storage.log.read(
+        session.sid, session.session_id, until=pos, limit=_BEFORE_MESSAGES, newest=True
+    )
+    return tuple(rows)
+
+
+async def _attempt(
+    storage: Storage,
+    consumer: Consumer,
+    batch: Batch,
+    me: str,
+    epoch: int,
+    counter: TokenCounter,
+    claim_seconds: float,
+    attempts: int,
+) -> Step:
+    reader = OwnerReader(storage.records, batch.owner, consumer.key)
+    try:
+        async with _kept_alive(storage, consumer, batch.sid, me, claim_seconds):
+            draft = await asyncio.wait_for(
+                consumer.prepare(batch, reader, counter), consumer.timeout_seconds
+            )
+        changes = await storage.records.commit(
+            batch.owner,
+            consumer.key,
+            epoch=epoch,
+            fence=lambda connection: storage.cursors.fence(
+                connection, batch.sid, consumer.key, me, batch.lo, batch.hi
+            ),
+            reads=Reads() if draft is None else consumer.reads(draft),
+            merge=lambda records: Changes() if draft is None else consumer.merge(draft, records),
+        )
+    except asyncio.CancelledError:
+        await storage.cursors.release(batch.sid, consumer.key, me)
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever a block or its model raises must not reach the chat
+        return await _failed(storage, consumer, batch, me, error, attempts)
+    if changes is None:
+        await storage.cursors.release(batch.sid, consumer.key, me)
+        return Step("again")
+    emit(
+        BatchAbsorbed(
+            session_id=batch.scope.session_id,
+            block=consumer.key,
+            messages=len(batch.messages),
+            added=len(changes.add),
+        )
+    )
+    return Step("absorbed", messages=len(batch.messages))
+
+
+async def _failed(
+    storage: Storage, consumer: Consumer, batch: Batch, me: str, error: Exception, attempts: int
+) -> Step:
+    kind = type(error).__name__
+    outage = is_outage(error)
+    parked = (
+        not outage
+        and attempts + 1 >= TRIES_BEFORE_PARKING
+        and await storage.cursors.park(
+            batch.sid, consumer.key, me, lo=batch.lo, hi=batch.hi, error=kind, now=storage.now()
+        )
+    )
+    if not parked:
+        await storage.cursors.release(
+            batch.sid, consumer.key, me, error=kind, counts=not outage
+        )
+    emit(
+        BlockFailed(
+            session_id=batch.scope.session_id,
+            block=consumer.key,
+            error=kind,
+            attempts=attempts + 1,
+            parked=parked,
+        )
+    )
+    return Step("parked" if parked else "outage" if outage else "failed", error=kind)
+
+
+@contextlib.asynccontextmanager
+async def _kept_alive(
+    storage: Storage, consumer: Consumer, sid: int, me: str, claim_seconds: float
+) -> AsyncIterator[None]:
+    """Renew the claim while a slow `prepare` runs."""
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(claim_seconds / 3)
+            until = storage.now() + int(claim_seconds * _SECOND)
+            await storage.cursors.renew(sid, consumer.key, me, until=until)
+
+    renewing = asyncio.get_running_loop().create_task(renew())
+    try:
+        yield
+    finally:
+        renewing.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await renewing
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether a failure comes from the way to a model or store, not from the content.
+
+    Args:
+        error: What was raised; its causes are looked at as well.
+
+    Returns:
+        True for connections, time-outs and rate limits: the block waits. False: the batch is at fault.
+    """
+    return any(_is_outage(link) for link in _causes(error))
+
+
+def _is_outage(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError | TimeoutError | asyncio.TimeoutError):
+        return True
+    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    name = type(error).__name__.lower()
+    return status in _OUTAGE_STATUS or any(sign in name for sign in _OUTAGE_NAMES)
+
+
+def _causes(error: BaseException) -> Iterable[BaseException]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__

@@ -1,0 +1,244 @@
+"""What a block is to us: it absorbs batches of the log into records and offers items for a context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar, Literal
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.memory.memory import BaseMemoryBlock
+from llama_index.core.utils import get_tokenizer
+from pydantic import Field, PrivateAttr, model_validator
+from typing_extensions import Self
+
+from llama_index_memory_tiers.blocks.absorbing import Due, Trigger, absorb
+from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
+from llama_index_memory_tiers.records import Batch, Changes, Place, Reads, Record, Scope
+from llama_index_memory_tiers.rendering import render_items
+from llama_index_memory_tiers.storage import Entry, OwnerReader, Storage, codec, owner_key
+
+_NO_SESSION = "default"  # stock Memory always names a session; a block called by hand may not
+_CLAIM_SECONDS = 30.0
+_ALONE_TOKENS = 2000  # stock Memory tells a block no allowance
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a context is built for.
+
+    Args:
+        text: The current request, not a soup of recent turns.
+        now: The clock.
+        scope: Who asks, in which session.
+        messages: What stock blocks are given: the window and the request.
+        visible: Messages that the window shows anyway.
+        allowance: Tokens that the block may at most use.
+        counter: Measures texts.
+        sid: Private row of the session; 0 when it does not exist yet.
+    """
+
+    text: str
+    now: datetime
+    scope: Scope
+    messages: tuple[ChatMessage, ...]
+    visible: frozenset[Place]
+    allowance: int
+    counter: TokenCounter
+    sid: int = 0
+
+
+class TieredMemoryBlock(BaseMemoryBlock[str]):
+    """Base of our blocks: state lives in the storage, never in the object.
+
+    In `TieredMemory` a block shares its storage. In LlamaIndex's own `Memory` it owns one, private unless `storage`
+    is given, keyed by `session_id`.
+
+    Args:
+        name: Section in the context; unique within a memory.
+        priority: 0 is never cut, larger numbers are cut first; default 1.
+        scope: Remember for the `user` across sessions (default), or for the `session` alone.
+        storage: For use in stock `Memory`: where to keep things.
+        absorb_on: When to absorb: at each complete `turn`, when turns are flushed (`flush`), when the session is
+            `idle`.
+        absorb_every: Complete turns that make a batch due.
+        idle_seconds: Silence after which everything is absorbed.
+        batch_tokens: Bound of one batch, in tokens.
+        timeout_seconds: Bound of one `prepare` or `recall`, in seconds.
+        backfill: A block with a model that is attached to an old session reads it from the beginning.
+    """
+
+    priority: int = Field(default=1, ge=0)
+    scope: Literal["user", "session"] = "user"
+    storage: Storage | None = Field(default=None, exclude=True, repr=False)
+    absorb_on: frozenset[Trigger] = frozenset({"turn", "idle"})
+    absorb_every: int = Field(default=1, ge=1)
+    idle_seconds: float = Field(default=60.0, gt=0)
+    batch_tokens: int = Field(default=4000, ge=1)
+    timeout_seconds: float = Field(default=60.0, gt=0)
+    backfill: bool = False
+    uses_model: ClassVar[bool] = False
+    stable: ClassVar[bool] = False
+    _own: Storage | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if not self.name.strip():
+            raise ConfigurationError(
+                f"name={self.name!r} was given to {type(self).__name__}.",
+                allowed="A block's name is not blank.",
+                remedy="Leave it out or choose one.",
+            )
+        return self
+
+    @property
+    def key(self) -> str:
+        """Name of the cursor; renaming a block starts a new one."""
+        return self.name
+
+    @property
+    def per_session(self) -> bool:
+        """Whether each session has records of its own."""
+        return self.scope == "session"
+
+    async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Any:
+        """Turn messages into a draft; may be slow and call models, writes nothing.
+
+        Args:
+            batch: What to absorb; empty when there is only housekeeping.
+            reader: The owner's records as they are now; they may have changed when `merge` comes.
+            counter: Measures texts.
+
+        Returns:
+            A draft for `merge`, or `None` when there is nothing to write.
+        """
+        raise NotImplementedError
+
+    def reads(self, draft: Any) -> Reads:  # noqa: ARG002
+        """Name the records that `merge` must see afresh."""
+        return Reads()
+
+    def merge(self, draft: Any, records: Sequence[Record]) -> Changes:
+        """Decide what to write; pure, runs inside the transaction that moves the cursor."""
+        raise NotImplementedError
+
+    async def recall(self, query: Query, reader: OwnerReader) -> Sequence[Item]:
+        """Offer items for a context, best first.
+
+        Args:
+            query: What it is for.
+            reader: The owner's records.
+
+        Returns:
+            Items, each kept whole or left out.
+        """
+        raise NotImplementedError
+
+    # -- use in LlamaIndex's own Memory ----------------------------------------------------------------------
+
+    async def aput(
+        self, messages: list[ChatMessage], from_short_term_memory: bool = False, session_id: str | None = None
+    ) -> None:
+        """Absorb messages at once; they are copied, and stored in the block's own storage.
+
+        Args:
+            messages: What left the window.
+            from_short_term_memory: Said by `Memory` when it flushes.
+            session_id: The session.
+
+        Raises:
+            MemoryTiersError: What the block could not absorb stays in its storage and is tried again next time.
+        """
+        if not messages or (from_short_term_memory and not self.accept_short_term_memory):
+            return
+        storage, counter = self._storage(), TokenCounter(get_tokenizer())
+        entries = [
+            Entry(
+                storage.ids(),
+                message.role.value,
+                counter.message(message),
+                counter.name,
+                storage.now(),
+                codec.encode_message(message),
+            )
+            for message in messages
+        ]
+        key = session_id or _NO_SESSION
+        await storage.log.append("", key, entries, now=storage.now(), consumers=[self.key])
+        session = await storage.log.session("", key)
+        assert session is not None  # noqa: S101  # the append made it
+        due = Due(to_head=True, idle=True, flushed_until=session.head_seq)
+        while True:
+            step = await absorb(storage, self, session, due, counter=counter, claim_seconds=_CLAIM_SECONDS)
+            if step.outcome in {"nothing", "busy"}:
+                return
+            if step.outcome in {"failed", "outage"}:
+                raise ExtractionError(
+                    f"{self.name} could not absorb {len(messages)} messages ({step.error}).",
+                    allowed="They are kept and tried again with the next ones.",
+                    remedy="Look at the model's error in the log of its own package.",
+                )
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        await self.aput(messages)
+
+    async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
+        storage, counter = self._storage(), TokenCounter(get_tokenizer())
+        key = block_kwargs.get("session_id") or _NO_SESSION
+        session = await storage.log.session("", key)
+        if session is None:
+            return ""
+        scope = Scope(key)
+        query = Query(
+            text=newest_request(messages or []),
+            now=storage.clock(),
+            scope=scope,
+            messages=tuple(messages or []),
+            visible=frozenset(),
+            allowance=_ALONE_TOKENS,
+            counter=counter,
+            sid=session.sid,
+        )
+        owner = owner_key(scope, session.sid)
+        items = await self.recall(query, OwnerReader(storage.records, owner, self.key))
+        return render_items(_affordable(items, counter))
+
+    async def aclose(self) -> None:
+        """Close the private storage of a block that was used in stock `Memory`."""
+        if self._own is not None:
+            await self._own.aclose()
+
+    def _storage(self) -> Storage:
+        if self.storage is not None:
+            return self.storage
+        if self._own is None:
+            self._own = Storage()
+        return self._own
+
+
+def newest_request(messages: Sequence[ChatMessage]) -> str:
+    """The text of the newest user message, '' when there is none.
+
+    Args:
+        messages: Oldest first.
+
+    Returns:
+        Its text blocks joined.
+    """
+    for message in reversed(messages):
+        if message.role == MessageRole.USER:
+            return message.content or ""
+    return ""
+
+
+def _affordable(items: Sequence[Item], counter: TokenCounter) -> list[Item]:
+    kept: list[Item] = []
+    left = _ALONE_TOKENS
+    for item in items:
+        left -= counter.text(item.text + "\n")
+        if left < 0:
+            break
+        kept.append(item)
+    return kept

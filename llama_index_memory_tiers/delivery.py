@@ -1,0 +1,267 @@
+"""Delivery: brings every session's log to every block, in the background or on request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from llama_index_memory_tiers.blocks.absorbing import Consumer, Due, Step, absorb
+from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.events import BlockProgress, FlushReport
+from llama_index_memory_tiers.storage import Session, Storage
+
+_logger = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+"""(user_id or '', session_id)."""
+
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 60.0
+_DRAINED_USERS = 10_000
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A session's background task on its loop."""
+
+    task: asyncio.Task[None]
+    again: bool = False
+    idle: bool = False
+
+
+class Delivery:
+    """Runs blocks over sessions; holds no messages, so a crash or a closed loop loses nothing.
+
+    Args:
+        storage: Where the log and the cursors are.
+        consumers: The blocks.
+        counter: Measures texts.
+        claim_seconds: How long a dead worker keeps others waiting.
+        agent_id: Provenance.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        consumers: Sequence[Consumer],
+        *,
+        counter: TokenCounter,
+        claim_seconds: float,
+        agent_id: str | None = None,
+    ) -> None:
+        self._storage = storage
+        self._consumers = tuple(consumers)
+        self._counter = counter
+        self._claim_seconds = claim_seconds
+        self._agent_id = agent_id
+        self._workers: dict[Key, _Worker] = {}
+        self._cut: set[Key] = set()
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._drained: OrderedDict[str, None] = OrderedDict()
+        self._closed = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the blocks that absorb."""
+        return tuple(consumer.key for consumer in self._consumers)
+
+    # -- in the background -----------------------------------------------------------------------------------
+
+    def schedule(self, key: Key, *, idle: bool = False) -> None:
+        """See to a session soon, on the running loop; several calls are one.
+
+        Args:
+            key: The session.
+            idle: It has been silent for long.
+        """
+        if self._closed or not self._consumers:
+            return
+        loop = asyncio.get_running_loop()
+        worker = self._workers.get(key)
+        if worker is not None and worker.task.get_loop() is loop and not worker.task.done():
+            worker.again, worker.idle = True, worker.idle or idle
+            return
+        task = loop.create_task(self._run(key))
+        self._workers[key] = _Worker(task, idle=idle)
+        task.add_done_callback(lambda done: self._ended(key, done))
+        if not idle:
+            self._wind_timer(key, loop)
+
+    def _wind_timer(self, key: Key, loop: asyncio.AbstractEventLoop) -> None:
+        waits = [consumer.idle_seconds for consumer in self._consumers if "idle" in consumer.absorb_on]
+        if not waits:
+            return
+        old = self._timers.pop(key, None)
+        if old is not None:
+            old.cancel()
+        self._timers[key] = loop.call_later(min(waits), self._fire, key)
+
+    def _fire(self, key: Key) -> None:
+        self._timers.pop(key, None)
+        self.schedule(key, idle=True)
+
+    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        worker = self._workers.get(key)
+        if worker is not None and worker.task is task:
+            del self._workers[key]
+        if task.cancelled():
+            self._cut.add(key)  # its loop closed: the next call does the work itself
+        elif task.exception() is not None:
+            _logger.error("delivery stopped", exc_info=task.exception(), extra={"session_id": key[1]})
+            self._cut.add(key)
+
+    async def _run(self, key: Key) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            worker = self._workers[key]
+            idle, worker.again, worker.idle = worker.idle, False, False
+            progress = await self.deliver(key, idle=idle)
+            if any(block.error is not None for block in progress):
+                await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311  # jitter, not a secret
+                pause = min(_LONGEST_PAUSE_SECONDS, pause * 2)
+                worker.idle = worker.idle or idle
+            elif not worker.again:
+                return
+
+    async def catch_up(self, key: Key) -> None:
+        """Do now what a background task could not do because its loop was closed."""
+        if key in self._cut:
+            self._cut.discard(key)
+            await self.deliver(key)
+
+    def drain_once(self, user_id: str) -> None:
+        """See to all sessions of a person in the background, at their first use in this process.
+
+        Args:
+            user_id: The person; '' means nobody, whose sessions have nothing in common.
+        """
+        if not user_id or user_id in self._drained or self._closed or not self._consumers:
+            return
+        self._drained[user_id] = None
+        if len(self._drained) > _DRAINED_USERS:
+            self._drained.popitem(last=False)
+        key = (user_id, "")
+        task = asyncio.get_running_loop().create_task(self._drain(user_id))
+        self._workers[key] = _Worker(task)
+        task.add_done_callback(lambda done: self._drain_ended(key, done))
+
+    def _drain_ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        self._workers.pop(key, None)
+        if task.cancelled():
+            self._drained.pop(key[0], None)
+        elif task.exception() is not None:
+            _logger.error("drain stopped", exc_info=task.exception())
+            self._drained.pop(key[0], None)
+
+    async def _drain(self, user_id: str) -> None:
+        now = self._storage.now()
+        waits = [c.idle_seconds for c in self._consumers if "idle" in c.absorb_on]
+        for session in await self._storage.log.sessions(user_id):
+            silent = bool(waits) and now - session.last_put_at >= min(waits) * 1e6
+            await self._deliver(session, Due(idle=silent))
+
+    # -- on request ------------------------------------------------------------------------------------------
+
+    async def deliver(self, key: Key, *, to_head: bool = False, idle: bool = False) -> tuple[BlockProgress, ...]:
+        """Absorb what is due in one session now.
+
+        Args:
+            key: The session.
+            to_head: Everything, for all but flush-only blocks.
+            idle: As after a long silence.
+
+        Returns:
+            One entry per block.
+        """
+        session = await self._storage.log.session(*key)
+        if session is None:
+            return tuple(BlockProgress(consumer.key) for consumer in self._consumers)
+        return await self._deliver(session, Due(to_head=to_head, idle=idle))
+
+    async def flush(self, keys: Iterable[Key]) -> FlushReport:
+        """Absorb everything in these sessions now; never raises for what a block does.
+
+        Args:
+            keys: The sessions.
+
+        Returns:
+            What was absorbed and what still waits.
+        """
+        total = {consumer.key: BlockProgress(consumer.key) for consumer in self._consumers}
+        for key in keys:
+            for block in await self.deliver(key, to_head=True):
+                before = total[block.block]
+                total[block.block] = replace(
+                    before,
+                    absorbed=before.absorbed + block.absorbed,
+                    pending=before.pending + block.pending,
+                    parked=before.parked + block.parked,
+                    error=block.error or before.error,
+                )
+        return FlushReport(tuple(total.values()))
+
+    async def _deliver(self, session: Session, due: Due) -> tuple[BlockProgress, ...]:
+        await self._first_cursors(session)
+        if any("flush" in consumer.absorb_on for consumer in self._consumers):
+            due = replace(due, flushed_until=await self._storage.log.flushed_until(session.sid))
+        return tuple(
+            await asyncio.gather(*(self._deliver_to(consumer, session, due) for consumer in self._consumers))
+        )
+
+    async def _first_cursors(self, session: Session) -> None:
+        """A block that was attached later starts at the head if it costs model calls, else at the beginning."""
+        known = await self._storage.cursors.all(session.sid)
+        starts = [
+            (consumer.key, session.head_seq if consumer.uses_model and not consumer.backfill else 0)
+            for consumer in self._consumers
+            if consumer.key not in known
+        ]
+        if starts:
+            await self._storage.cursors.add(session.sid, starts)
+
+    async def _deliver_to(self, consumer: Consumer, session: Session, due: Due) -> BlockProgress:
+        absorbed = parked = 0
+        error = None
+        while True:
+            step = await self._step(consumer, session, due)
+            absorbed += step.messages
+            parked += step.outcome == "parked"
+            if step.outcome not in {"absorbed", "parked", "again"}:
+                error = step.error
+                break
+        pending = await self._pending(consumer, session)
+        return BlockProgress(consumer.key, absorbed, pending, error, parked)
+
+    async def _step(self, consumer: Consumer, session: Session, due: Due) -> Step:
+        return await absorb(
+            self._storage,
+            consumer,
+            session,
+            due,
+            counter=self._counter,
+            claim_seconds=self._claim_seconds,
+            agent_id=self._agent_id,
+        )
+
+    async def _pending(self, consumer: Consumer, session: Session) -> int:
+        cursor = (await self._storage.cursors.all(session.sid)).get(consumer.key)
+        now = await self._storage.log.session(session.user_id, session.session_id)
+        return max(0, now.head_seq - cursor.pos) if cursor is not None and now is not None else 0
+
+    async def aclose(self) -> None:
+        """Stop background work of this loop; what it had claimed is given back, nothing is lost."""
+        self._closed = True
+        here = asyncio.get_running_loop()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        tasks = [worker.task for worker in self._workers.values() if worker.task.get_loop() is here]
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)

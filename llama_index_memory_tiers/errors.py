@@ -1,0 +1,77 @@
+"""The error tree: each error says what was given, what is allowed, and the way out.
+
+MemoryTiersError
+├── ConfigurationError (ValueError)      an argument is out of range, missing, or excludes another
+│   ├── MissingExtraError                an optional package is needed
+│   └── ForeignTableError                the database holds a table that is not ours
+├── InvalidMessageError (ValueError)     a message that cannot be stored or counted
+├── BudgetError (ValueError)             what must be shown does not fit the token limit
+├── EmbeddingError                       an embedding has the wrong size or is no vector
+├── ExtractionError                      a model's answer could not be read
+└── StorageError
+    ├── SchemaVersionError               the database was written by a newer version
+    ├── StorageClosedError               used after `aclose`
+    └── StorageUnavailableError          the database did not answer after all retries
+"""
+
+from __future__ import annotations
+
+
+class MemoryTiersError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        given: What was given, with its name and value.
+        allowed: What would have been right.
+        remedy: What to do now.
+    """
+
+    def __init__(self, given: str, *, allowed: str, remedy: str) -> None:
+        super().__init__(f"{given} {allowed} {remedy}")
+        self.given = given
+        self.allowed = allowed
+        self.remedy = remedy
+
+
+class ConfigurationError(MemoryTiersError, ValueError):
+    """An argument is out of range, missing, or excludes another one."""
+
+
+class MissingExtraError(ConfigurationError):
+    """An optional package is needed for what was asked."""
+
+
+class ForeignTableError(ConfigurationError):
+    """The database holds a table of the wanted name that this package did not make."""
+
+
+class InvalidMessageError(MemoryTiersError, ValueError):
+    """A message cannot be stored or counted."""
+
+
+class BudgetError(MemoryTiersError, ValueError):
+    """What must be shown does not fit the token limit."""
+
+
+class EmbeddingError(MemoryTiersError):
+    """An embedding has the wrong size or is no vector."""
+
+
+class ExtractionError(MemoryTiersError):
+    """A model's answer could not be read."""
+
+
+class StorageError(MemoryTiersError):
+    """The database cannot be used."""
+
+
+class SchemaVersionError(StorageError):
+    """The database was written by a newer version of this package."""
+
+
+class StorageClosedError(StorageError):
+    """The storage was used after it had been closed."""
+
+
+class StorageUnavailableError(StorageError):
+    """The database did not answer after all retries."""

@@ -1,0 +1,233 @@
+"""Frozen values that the rooms hand to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from types import MappingProxyType
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+
+from llama_index_memory_tiers.errors import ConfigurationError
+
+Place = tuple[int, int]
+"""Where a message stands in the log: session row and sequence number. Never shown to users."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def nothing() -> Mapping[str, Any]:
+    """Default of mapping fields: nothing, and nobody can add to it."""
+    return NOTHING
+
+
+def aware(time: datetime) -> datetime:
+    """Make a time aware; a naive one is read as UTC.
+
+    Args:
+        time: Any datetime.
+
+    Returns:
+        The same moment with its zone; the zone that was given is kept.
+    """
+    return time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose memory: every read and write carries one.
+
+    Args:
+        session_id: The conversation, not blank.
+        user_id: The person; `None` makes the session its own owner.
+        agent_id: The agent, as provenance.
+    """
+
+    session_id: str
+    user_id: str | None = None
+    agent_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("session_id", "user_id", "agent_id"):
+            value = getattr(self, name)
+            if value is None and name != "session_id":
+                continue
+            if not isinstance(value, str) or not value.strip():
+                raise ConfigurationError(
+                    f"{name}={value!r} was given.",
+                    allowed="An id is text with at least one visible character.",
+                    remedy=f"Pass a {name} that names one {name.removesuffix('_id')}"
+                    + ("." if name == "session_id" else ", or leave it out."),
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class MessageMeta:
+    """What an application knows about a message, kept beside it and never in it.
+
+    Args:
+        sent_from: Who spoke.
+        send_to: Whom it addresses; empty means everybody.
+        cause_by: What made it: an action, a tool, a step.
+        utc_offset_seconds: The speaker's zone, when the time was given with one.
+        extra: Anything else that can be written as JSON.
+    """
+
+    sent_from: str = ""
+    send_to: tuple[str, ...] = ()
+    cause_by: str = ""
+    utc_offset_seconds: int = 0
+    extra: Mapping[str, Any] = field(default_factory=nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it stands in the log.
+
+    Args:
+        id: Public id, made before the first try of the put that stored it.
+        message: The message itself; a copy, the caller may change it.
+        status: In the window (active) or behind it (archived).
+        created_at: When it was said, aware, in the speaker's zone.
+        tokens: Its size by the counter of the memory that put it.
+        meta: What the application told about it.
+        session_id: The session it belongs to.
+        place: Private position in the log.
+    """
+
+    id: str
+    message: ChatMessage
+    status: MessageStatus
+    created_at: datetime
+    tokens: int
+    meta: MessageMeta
+    session_id: str
+    place: Place = field(repr=False)
+
+    @property
+    def seq(self) -> int:
+        """Position within its session."""
+        return self.place[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A long-term memory: a row of SQL, owned by one owner.
+
+    Args:
+        id: Public id; a uuid as text.
+        kind: `message`, `fact`, `summary`, `segment`, `profile`, `episode` …
+        block: Key of the block that wrote it.
+        text: What is recalled; empty for kind `message`, whose text stands in the log.
+        data: Fields of its kind.
+        created_at: When it was written.
+        said_at: When it was said, if that is known.
+        expires_at: When it stops being recalled.
+        superseded_by: Id of the record that replaced it.
+        archived_at: When an eviction put it aside.
+        sources: The messages it came from.
+    """
+
+    id: str
+    kind: str
+    block: str
+    text: str
+    data: Mapping[str, Any]
+    created_at: datetime
+    said_at: datetime | None = None
+    expires_at: datetime | None = None
+    superseded_by: str | None = None
+    archived_at: datetime | None = None
+    sources: tuple[Place, ...] = ()
+
+    @property
+    def live(self) -> bool:
+        """Neither superseded nor put aside; expiry is the reader's to judge, who has the clock."""
+        return self.superseded_by is None and self.archived_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record that a merge wants written.
+
+    Args:
+        id: Public id, made by the block in `prepare` so that a merge can be repeated.
+        kind: See `Record`.
+        text: See `Record`.
+        data: See `Record`.
+        said_at: See `Record`.
+        expires_at: See `Record`.
+        sources: See `Record`.
+        terms: What BM25 finds it by: text analysis of the record, term → times it occurs.
+        speaker: Who said it, when one person did.
+        tokens: Size of what will be shown, by the memory's counter.
+        vector: Embedding, shape (dimensions,), or `None`.
+        model: Name of the embedding model that made `vector`.
+    """
+
+    id: str
+    kind: str
+    text: str = ""
+    data: Mapping[str, Any] = field(default_factory=nothing)
+    said_at: datetime | None = None
+    expires_at: datetime | None = None
+    sources: tuple[Place, ...] = ()
+    terms: Mapping[str, int] = field(default_factory=nothing)
+    speaker: str = ""
+    tokens: int = 0
+    vector: tuple[float, ...] | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a merge decided; the storage writes it in the transaction that moves the cursor.
+
+    Args:
+        add: Records to write.
+        supersede: Old id → id of the record that replaces it.
+        archive: Ids to put aside.
+    """
+
+    add: tuple[NewRecord, ...] = ()
+    supersede: Mapping[str, str] = field(default_factory=nothing)
+    archive: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Which records a merge wants to see afresh, inside its transaction.
+
+    Args:
+        kinds: All live records of these kinds that the block wrote.
+        ids: These, whatever became of them.
+    """
+
+    kinds: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A range of one session's log that a block is to absorb.
+
+    Args:
+        scope: Whose messages.
+        owner: Key of the owner whose records will change.
+        sid: Private row of the session.
+        lo: Everything up to here was absorbed before.
+        hi: Everything up to here will have been absorbed after; the last row read, never a later head.
+        messages: Copies, in order; damaged and forgotten rows are missing.
+        before: A few messages in front of the batch, for context only.
+    """
+
+    scope: Scope
+    owner: str
+    sid: int
+    lo: int
+    hi: int
+    messages: tuple[StoredMessage, ...]
+    before: tuple[StoredMessage, ...] = ()

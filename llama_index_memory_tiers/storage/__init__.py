@@ -1,0 +1,194 @@
+"""Storage: opens the database and closes it; everything that is kept is kept here."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+from typing_extensions import Self
+
+from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.storage.adoption import adopt_stock_table
+from llama_index_memory_tiers.storage.cursors import Cursor, CursorStore, DeadLetter
+from llama_index_memory_tiers.storage.database import Address, Database, resolve_address
+from llama_index_memory_tiers.storage.index import Hit, IndexCache, IndexQuery
+from llama_index_memory_tiers.storage.log import Entry, MessageLog, PutResult, Session, Window
+from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
+from llama_index_memory_tiers.storage.schema import build_tables, checked_name, migrate
+
+__all__ = [
+    "Cursor",
+    "DeadLetter",
+    "Entry",
+    "Hit",
+    "IndexQuery",
+    "OwnerReader",
+    "PutResult",
+    "RecalledMessage",
+    "Session",
+    "Storage",
+    "Window",
+    "owner_key",
+]
+
+DEFAULT_TABLE_NAME = "llama_index_memory"
+DEFAULT_INDEX_BYTES = 256 * 2**20
+
+
+def utc_now() -> datetime:
+    """The wall clock."""
+    return datetime.now(timezone.utc)
+
+
+def new_id() -> str:
+    """A public id: a random uuid as text."""
+    return str(uuid.uuid4())
+
+
+class Storage:
+    """A database of memories, shared by all memories of a process; whoever opens it closes it.
+
+    Nothing is opened before the first use. Any number of event loops, threads, processes and hosts may use the
+    same database at once.
+
+    Args:
+        address: A file path, or a URI such as `postgresql+asyncpg://user@host/database`. `None` means a private
+            temporary directory that is removed on close.
+        engine: Your own SQLAlchemy `AsyncEngine` instead; it is shared, never closed.
+        table_name: Prefix of all tables.
+        db_schema: Database schema for them; PostgreSQL only.
+        pool_size: Connections per event loop.
+        index_bytes: Bound for the owner indexes kept in RAM, in bytes; default 256 MiB.
+        clock: Returns the time, aware; for tests.
+        ids: Makes public ids; for tests.
+
+    Raises:
+        ConfigurationError: Names the argument, its value and the way out.
+    """
+
+    def __init__(
+        self,
+        address: str | os.PathLike[str] | None = None,
+        *,
+        engine: AsyncEngine | None = None,
+        table_name: str = DEFAULT_TABLE_NAME,
+        db_schema: str | None = None,
+        pool_size: int = 5,
+        index_bytes: int = DEFAULT_INDEX_BYTES,
+        clock: Callable[[], datetime] = utc_now,
+        ids: Callable[[], str] = new_id,
+    ) -> None:
+        if engine is not None and address is not None:
+            raise ConfigurationError(
+                "address and engine were both given.",
+                allowed="They exclude each other: each says which database.",
+                remedy="Pass one of them.",
+            )
+        self._address = _address_of(engine) if engine is not None else resolve_address(address)
+        self.table_name = checked_name("table_name", table_name)
+        sqlite = self._address.url.get_backend_name() == "sqlite"
+        self.db_schema = None if db_schema is None or sqlite else checked_name("db_schema", db_schema)
+        self.clock = clock
+        self.ids = ids
+        self._tables = build_tables(self.table_name, self.db_schema)
+        self._database = Database(self._address, engine=engine, pool_size=pool_size)
+        self._database.on_open = self._migrate
+        self.log = MessageLog(self._database, self._tables)
+        self.cursors = CursorStore(self._database, self._tables)
+        self.records = RecordStore(self._database, self._tables, IndexCache(max_bytes=index_bytes), now=self.now)
+
+    def now(self) -> int:
+        """The clock in microseconds since 1970."""
+        return codec.to_microseconds(self.clock())
+
+    @property
+    def private(self) -> bool:
+        """Whether the database is a temporary one that is removed on close."""
+        return self._address.private is not None
+
+    @property
+    def address(self) -> str:
+        """Where the database is, without any password."""
+        return self._address.url.render_as_string(hide_password=True)
+
+    @property
+    def statements(self) -> int:
+        """How many SQL statements were sent; for tests and benchmarks."""
+        return self._database.statements
+
+    @property
+    def closed(self) -> bool:
+        """Whether `aclose` was called."""
+        return self._database.closed
+
+    async def _migrate(self) -> None:
+        await migrate(self._database, self._tables, now=self.now)
+
+    async def aopen(self) -> Self:
+        """Make the tables now instead of at the first use.
+
+        Returns:
+            This storage.
+
+        Raises:
+            ForeignTableError: A stock chat store's table stands under `table_name`.
+            SchemaVersionError: The tables belong to a newer version.
+            StorageUnavailableError: The database cannot be reached.
+        """
+        await self._database._open()  # noqa: SLF001  # the same room
+        return self
+
+    async def adopt(self, stock_table: str = DEFAULT_TABLE_NAME) -> int:
+        """Take over the history of LlamaIndex's `SQLAlchemyChatStore`, archive included; its table is left as it is.
+
+        Args:
+            stock_table: Name of its table. It may not be this storage's own `table_name`.
+
+        Returns:
+            How many messages were new. Repeating the call adds what came since.
+        """
+        if stock_table == self.table_name:
+            raise ConfigurationError(
+                f"stock_table={stock_table!r} is also this storage's table_name.",
+                allowed="The stock table is read, ours are written: they have different names.",
+                remedy="Create this Storage with another table_name, such as 'memory_tiers'.",
+            )
+        return await adopt_stock_table(
+            self._database, self.log, checked_name("stock_table", stock_table), self.db_schema, now=self.now()
+        )
+
+    async def aclose(self) -> None:
+        """Wait for running transactions and close what this object opened. Calling it twice is harmless."""
+        await self._database.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.aopen()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"Storage({self.address!r}, table_name={self.table_name!r})"
+
+
+def _address_of(engine: Any) -> Address:
+    if not isinstance(engine, AsyncEngine):
+        raise ConfigurationError(
+            f"engine={type(engine).__name__} was given.",
+            allowed="It is a sqlalchemy.ext.asyncio.AsyncEngine.",
+            remedy="Make it with create_async_engine(…).",
+        )
+    url = engine.url
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise ConfigurationError(
+            f"An engine for {url.render_as_string(hide_password=True)!r} was given.",
+            allowed="An in-memory database has one connection for all, so that our COMMIT would end your "
+            "transaction.",
+            remedy="Pass an engine for a file, or no engine: storage=None is a private temporary database.",
+        )
+    return Address(url)

@@ -1,0 +1,65 @@
+"""Take over the table of LlamaIndex's own chat store."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.log import ACTIVE, Entry, MessageLog
+
+_logger = logging.getLogger(__name__)
+
+
+async def adopt_stock_table(
+    database: Database, log: MessageLog, table: str, schema: str | None, *, now: int
+) -> int:
+    """Copy every message of a stock table into the log, session by session.
+
+    Args:
+        database: Holds both.
+        log: Where to write.
+        table: Name of the stock table, a plain identifier.
+        schema: Its database schema.
+        now: Clock, microseconds since 1970.
+
+    Returns:
+        How many messages were new; the row number makes their uid, so that repeating is harmless.
+    """
+    name = f'"{schema}"."{table}"' if schema else f'"{table}"'
+    query = text(f"SELECT id, key, timestamp, role, status, data FROM {name} ORDER BY key, timestamp, id")
+
+    async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+        return (await connection.execute(query)).all()
+
+    stored = 0
+    for key, rows in groupby(await database.read(work), key=lambda row: row.key):
+        kept = [(row, entry) for row in rows if (entry := _entry(row, table)) is not None]
+        if not kept:
+            continue
+        result = await log.append("", key, [entry for _, entry in kept], now=now)
+        stored += result.stored
+        first = result.head_seq - result.stored + 1
+        if result.stored == len(kept):
+            archived = [first + at for at, (row, _) in enumerate(kept) if row.status != ACTIVE]
+            await log.archive("", key, archived)
+    return stored
+
+
+def _entry(row: Any, table: str) -> Entry | None:
+    data = row.data if isinstance(row.data, dict) else json.loads(row.data)
+    try:
+        written = codec.to_json(data)
+        codec.decode_message(written)
+    except Exception:
+        _logger.exception("damaged message left behind", extra={"row": row.id})
+        return None
+    # No counter: the tokens are counted by the first memory that reads the window.
+    return Entry(f"{table}:{row.id}", row.role, 0, "", row.timestamp // 1000, written)

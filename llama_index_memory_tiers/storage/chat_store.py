@@ -1,0 +1,185 @@
+"""TieredChatStore: the message log as a LlamaIndex chat store, for one user."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
+from pydantic import ConfigDict, PrivateAttr
+
+from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.records import Scope, StoredMessage
+from llama_index_memory_tiers.storage import Storage, codec
+from llama_index_memory_tiers.storage.log import ACTIVE, ARCHIVED, GONE, Entry
+
+_BOTH = (ACTIVE, ARCHIVED)
+_ALL_TOKENS = 2**62
+
+
+class TieredChatStore(AsyncDBChatStore):
+    """An `AsyncDBChatStore` over our log; LlamaIndex's own `Memory` accepts it as `chat_store`.
+
+    Its `key` is the session id. Order is the order of the puts, whatever the clock says; a deletion leaves no
+    text behind.
+
+    Args:
+        storage: A Storage, a file path or a database URI; `None` is a private temporary database.
+        user_id: Whose sessions; other users' sessions of the same name are out of reach.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    user_id: str | None = None
+    _storage: Storage = PrivateAttr()
+
+    def __init__(self, storage: Storage | str | None = None, *, user_id: str | None = None) -> None:
+        Scope(session_id="any", user_id=user_id)
+        super().__init__(user_id=user_id)  # type: ignore[call-arg]  # pydantic's generated init
+        self._storage = storage if isinstance(storage, Storage) else Storage(storage)
+
+    @property
+    def storage(self) -> Storage:
+        """Where the messages are."""
+        return self._storage
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name used in LlamaIndex's serialisation."""
+        return "TieredChatStore"
+
+    async def get_messages(
+        self,
+        key: str,
+        status: MessageStatus | None = MessageStatus.ACTIVE,
+        limit: int | None = None,
+        offset: int | None = None,
+    ) -> list[ChatMessage]:
+        """Messages of a session in the order of their puts.
+
+        Args:
+            key: Session id.
+            status: Only these; `None` means active and archived.
+            limit: At most so many, from the oldest.
+            offset: Skip so many first.
+
+        Returns:
+            Copies.
+        """
+        return [stored.message for stored in await self.stored_messages(key, status, limit, offset)]
+
+    async def stored_messages(
+        self,
+        key: str,
+        status: MessageStatus | None = MessageStatus.ACTIVE,
+        limit: int | None = None,
+        offset: int | None = None,
+    ) -> list[StoredMessage]:
+        """Like `get_messages`, with ids, times and metadata."""
+        session = await self._storage.log.session(self._user, self._key(key))
+        if session is None:
+            return []
+        found, _ = await self._storage.log.read(
+            session.sid, key, limit=limit, offset=offset, statuses=_statuses(status)
+        )
+        return found
+
+    async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
+        """How many messages a session has; `None` counts active and archived."""
+        session = await self._storage.log.session(self._user, self._key(key))
+        return 0 if session is None else await self._storage.log.count(session.sid, _statuses(status))
+
+    async def add_message(
+        self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE
+    ) -> None:
+        """Store one message at the end."""
+        await self.add_messages(key, [message], status)
+
+    async def add_messages(
+        self, key: str, messages: list[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
+    ) -> None:
+        """Store messages at the end, all or none; an empty list changes nothing."""
+        self._key(key)
+        if not messages:
+            return
+        result = await self._storage.log.append(
+            self._user, key, self._entries(messages), now=self._storage.now()
+        )
+        if status is not MessageStatus.ACTIVE:
+            new = range(result.head_seq - result.stored + 1, result.head_seq + 1)
+            await self._storage.log.archive(self._user, key, list(new))
+
+    async def set_messages(
+        self, key: str, messages: list[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
+    ) -> None:
+        """Replace what the session shows, all or nothing; what is dropped is archived, never lost."""
+        entries = self._entries(messages)
+        await self._storage.log.align(
+            self._user, self._key(key), entries, now=self._storage.now(), room_tokens=_ALL_TOKENS
+        )
+        if status is not MessageStatus.ACTIVE:
+            window = await self._storage.log.window(self._user, key)
+            await self._storage.log.archive(self._user, key, [row.seq for row in window.messages])
+
+    async def delete_message(self, key: str, idx: int | str) -> ChatMessage | None:
+        """Delete a message.
+
+        Args:
+            key: Session id.
+            idx: Its public id (`StoredMessage.id`), or its sequence number.
+
+        Returns:
+            The message, or `None` when there is none.
+        """
+        for stored in await self.stored_messages(key, None):
+            if idx in (stored.id, stored.seq):
+                await self._storage.log.archive(self._user, key, [stored.seq], status=GONE)
+                return stored.message
+        return None
+
+    async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
+        """Delete a session's messages; their text is gone."""
+        await self._storage.log.clear(self._user, self._key(key), _statuses(status), gone=True)
+
+    async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+        """Delete the oldest active messages and return them."""
+        return await self._move_oldest(key, n, GONE)
+
+    async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+        """Archive the oldest active messages and return them."""
+        return await self._move_oldest(key, n, ARCHIVED)
+
+    async def get_keys(self) -> list[str]:
+        """Ids of the user's sessions that have messages ever written, oldest first."""
+        return [session.session_id for session in await self._storage.log.sessions(self._user)]
+
+    async def aclose(self) -> None:
+        """Close the storage, if this store opened it."""
+        await self._storage.aclose()
+
+    @property
+    def _user(self) -> str:
+        return self.user_id or ""
+
+    def _key(self, key: str) -> str:
+        return Scope(session_id=key, user_id=self.user_id).session_id
+
+    async def _move_oldest(self, key: str, n: int, status: str) -> list[ChatMessage]:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise ConfigurationError(
+                f"n={n!r} was given.", allowed="It counts messages, from 0.", remedy="Pass a whole number."
+            )
+        oldest = await self.stored_messages(key, MessageStatus.ACTIVE, limit=n)
+        await self._storage.log.archive(self._user, key, [stored.seq for stored in oldest], status=status)
+        return [stored.message for stored in oldest]
+
+    def _entries(self, messages: Sequence[ChatMessage]) -> list[Entry]:
+        now = self._storage.now()
+        return [
+            Entry(self._storage.ids(), message.role.value, 0, "", now, codec.encode_message(message))
+            for message in messages
+        ]
+
+
+def _statuses(status: MessageStatus | None) -> tuple[str, ...]:
+    return _BOTH if status is None else (status.value,)

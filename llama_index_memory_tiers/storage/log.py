@@ -1,0 +1,691 @@
+"""The message log: sessions, their numbered messages, and the window of active ones."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from sqlalchemy import Row, and_, bindparam, case, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llama_index_memory_tiers.records import StoredMessage
+from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.schema import Tables
+
+_logger = logging.getLogger(__name__)
+
+ACTIVE = MessageStatus.ACTIVE.value
+ARCHIVED = MessageStatus.ARCHIVED.value
+CLEARED = "cleared"  # out of the window and of the history by `areset`; still a source for recall
+GONE = "gone"  # forgotten: a tombstone keeps a late retry from bringing the text back
+
+CACHED_WINDOWS = 256
+_ALIGNED_ROWS = 1000  # how far back an alignment looks beyond twice the length of what is wanted
+_PARAMETERS = 500  # ids in one IN list; SQLite and asyncpg allow thousands
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message on its way into the log.
+
+    Args:
+        uid: Public id, made before the first try, so that a repeated put is one put.
+        role: Its role.
+        tokens: Its size.
+        counter: Name of the counter that measured it.
+        created_at: When it was said, microseconds since 1970.
+        data: JSON of the message.
+        meta: JSON of its metadata, or `None`.
+    """
+
+    uid: str
+    role: str
+    tokens: int
+    counter: str
+    created_at: int
+    data: str
+    meta: str | None = None
+
+    @property
+    def hash(self) -> str:
+        """Name of the content."""
+        return codec.content_hash(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What a put found and made.
+
+    Args:
+        sid: Private row of the session.
+        head_seq: Newest sequence number.
+        active_tokens: Size of the window after the put.
+        stored: How many of the messages were new.
+    """
+
+    sid: int
+    head_seq: int
+    active_tokens: int
+    stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session's row.
+
+    Args:
+        sid: Private row number, never used again after a deletion.
+        user_id: The person, or '' for none.
+        session_id: The conversation.
+        head_seq: Newest sequence number.
+        active_tokens: Size of the window.
+        window_rev: Rises with every change of the window other than an append.
+        last_put_at: When the newest message came, microseconds since 1970.
+    """
+
+    sid: int
+    user_id: str
+    session_id: str
+    head_seq: int
+    active_tokens: int
+    window_rev: int
+    last_put_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The active messages of a session, oldest first.
+
+    Args:
+        sid: Private row; 0 when the session does not exist yet.
+        head_seq: Newest sequence number.
+        window_rev: See `Session`.
+        messages: Shared with the cache: copy before handing out.
+        counters: Counter's name of each message.
+        damaged: Sequence numbers of rows that could not be read.
+    """
+
+    sid: int = 0
+    head_seq: int = 0
+    window_rev: int = 0
+    messages: tuple[StoredMessage, ...] = ()
+    counters: tuple[str, ...] = ()
+    damaged: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Cache:
+    """The newest windows that were read, decoded, least recently used first."""
+
+    windows: OrderedDict[tuple[str, str], Window] = field(default_factory=OrderedDict)
+
+    def get(self, key: tuple[str, str]) -> Window:
+        found = self.windows.get(key)
+        if found is None:
+            return Window()
+        self.windows.move_to_end(key)
+        return found
+
+    def put(self, key: tuple[str, str], window: Window) -> None:
+        self.windows[key] = window
+        self.windows.move_to_end(key)
+        while len(self.windows) > CACHED_WINDOWS:
+            self.windows.popitem(last=False)
+
+
+class MessageLog:
+    """Statements over sessions and messages.
+
+    Args:
+        database: Where.
+        tables: The tables.
+    """
+
+    def __init__(self, database: Database, tables: Tables) -> None:
+        self._database = database
+        self._cache = _Cache()
+        self._s = s = tables.sessions
+        self._m = m = tables.messages
+        self._c = tables.cursors
+        mine = and_(s.c.user_id == bindparam("u"), s.c.session_id == bindparam("s"))
+        session = (
+            s.c.sid, s.c.user_id, s.c.session_id, s.c.head_seq, s.c.active_tokens, s.c.window_rev, s.c.last_put_at
+        )  # fmt: skip
+        # Lock the session row first: its lock makes commit order equal sequence order.
+        self._bump = (
+            update(s)
+            .where(mine)
+            .values(
+                head_seq=s.c.head_seq + bindparam("n"),
+                active_tokens=s.c.active_tokens + bindparam("t"),
+                last_put_at=bindparam("now"),
+            )
+            .returning(s.c.sid, s.c.head_seq, s.c.active_tokens)
+        )
+        self._find = select(*session).where(mine)
+        self._of_user = select(*session).where(s.c.user_id == bindparam("u")).order_by(s.c.sid)
+        self._columns = (m.c.seq, m.c.uid, m.c.status, m.c.tokens, m.c.counter, m.c.created_at, m.c.data, m.c.meta)
+        self._window = (
+            select(s.c.sid, s.c.head_seq, s.c.window_rev, *self._columns)
+            .select_from(
+                s.outerjoin(m, and_(m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.seq > bindparam("after")))
+            )
+            .where(mine)
+            .order_by(m.c.seq)
+        )
+        self._insert = insert(m)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        user_id: str,
+        session_id: str,
+        entries: Sequence[Entry],
+        *,
+        now: int,
+        consumers: Iterable[str] = (),
+    ) -> PutResult:
+        """Store messages at the end of a session: two statements, whatever the session's length.
+
+        Args:
+            user_id: The person, or '' for none.
+            session_id: The conversation; made when it does not exist.
+            entries: At least one message; uids that are already there are left as they are.
+            now: Clock, microseconds since 1970.
+            consumers: Keys of the blocks that read a new session from its beginning.
+
+        Returns:
+            Where the session stands now.
+        """
+        names = tuple(consumers)
+        tries = 0
+
+        async def work(connection: AsyncConnection) -> PutResult:
+            nonlocal tries
+            tries += 1
+            fresh = entries
+            if tries > 1:
+                # A lost commit reply may hide a put that was made: keep what is new only.
+                fresh = await self._unknown(connection, user_id, session_id, entries, now)
+            return await self._append(connection, user_id, session_id, fresh, now, names)
+
+        try:
+            return await self._database.write(work)
+        except IntegrityError:
+            tries = 1
+            return await self._database.write(work)
+
+    async def _unknown(
+        self, connection: AsyncConnection, user_id: str, session_id: str, entries: Sequence[Entry], now: int
+    ) -> list[Entry]:
+        locked = (
+            await connection.execute(self._bump, {"u": user_id, "s": session_id, "n": 0, "t": 0, "now": now})
+        ).first()
+        known: set[str] = set()
+        if locked is not None:
+            for part in _chunks([entry.uid for entry in entries]):
+                rows = await connection.execute(
+                    select(self._m.c.uid).where(self._m.c.sid == locked.sid, self._m.c.uid.in_(part))
+                )
+                known.update(rows.scalars())
+        return list({entry.uid: entry for entry in entries if entry.uid not in known}.values())
+
+    async def _append(
+        self,
+        connection: AsyncConnection,
+        user_id: str,
+        session_id: str,
+        entries: Sequence[Entry],
+        now: int,
+        consumers: tuple[str, ...],
+    ) -> PutResult:
+        tokens = sum(entry.tokens for entry in entries)
+        values = {"u": user_id, "s": session_id, "n": len(entries), "t": tokens, "now": now}
+        row = (await connection.execute(self._bump, values)).first()
+        if row is None:
+            await self._make_session(connection, user_id, session_id, now, consumers)
+            row = (await connection.execute(self._bump, values)).first()
+            assert row is not None  # noqa: S101  # it was inserted in this transaction
+        if entries:
+            await connection.execute(self._insert, _rows(row.sid, row.head_seq - len(entries) + 1, entries))
+        return PutResult(row.sid, row.head_seq, row.active_tokens, len(entries))
+
+    async def _make_session(
+        self, connection: AsyncConnection, user_id: str, session_id: str, now: int, consumers: tuple[str, ...]
+    ) -> None:
+        made = await connection.execute(
+            insert(self._s)
+            .values(
+                user_id=user_id, session_id=session_id, head_seq=0, active_tokens=0, window_rev=0, last_put_at=now
+            )
+            .returning(self._s.c.sid)
+        )
+        sid = made.scalar_one()
+        if consumers:
+            # Born with the session: a consumer without a cursor was attached later, so a crash between the first
+            # put and the first delivery cannot be mistaken for that.
+            await connection.execute(
+                insert(self._c), [{"sid": sid, "consumer": name, "pos": 0, "claim_until": 0, "attempts": 0} for name in consumers]
+            )
+
+    async def align(
+        self,
+        user_id: str,
+        session_id: str,
+        entries: Sequence[Entry],
+        *,
+        now: int,
+        room_tokens: int,
+        consumers: Iterable[str] = (),
+    ) -> PutResult:
+        """Make the window hold these messages, in one transaction: what matches stays in its place.
+
+        Args:
+            user_id: The person, or '' for none.
+            session_id: The conversation; made when it does not exist.
+            entries: The wanted window, oldest first; compared by content with active and archived messages.
+            now: Clock, microseconds since 1970.
+            room_tokens: How much of the archive may come back into the window.
+            consumers: See `append`.
+
+        Returns:
+            Where the session stands now; `stored` counts the messages that were new.
+        """
+        names = tuple(consumers)
+        m = self._m
+
+        async def work(connection: AsyncConnection) -> PutResult:
+            sid = (await self._append(connection, user_id, session_id, [], now, names)).sid
+            rows = (
+                await connection.execute(
+                    select(m.c.seq, m.c.status, m.c.hash, m.c.tokens)
+                    .where(m.c.sid == sid, m.c.status.in_((ACTIVE, ARCHIVED)))
+                    .order_by(m.c.seq.desc())
+                    .limit(2 * len(entries) + _ALIGNED_ROWS)
+                )
+            ).all()[::-1]
+            plan = plan_alignment(
+                [LogRow(row.seq, row.status == ACTIVE, row.hash, row.tokens) for row in rows],
+                [entry.hash for entry in entries],
+                room_tokens=room_tokens,
+            )
+            await self._set_status(connection, sid, plan.archive, ARCHIVED)
+            await self._set_status(connection, sid, plan.restore, ACTIVE, only=(ARCHIVED,))
+            return await self._append(connection, user_id, session_id, entries[plan.kept :], now, names)
+
+        return await self._database.write(work)
+
+    async def archive(self, user_id: str, session_id: str, seqs: Sequence[int], *, status: str = ARCHIVED) -> int:
+        """Move active messages out of the window.
+
+        Args:
+            user_id: The person, or '' for none.
+            session_id: The conversation.
+            seqs: Which; those that are no longer active are left alone, whoever moved them.
+            status: `archived`, `cleared` or `gone`.
+
+        Returns:
+            How many were moved.
+        """
+
+        async def work(connection: AsyncConnection) -> int:
+            locked = (
+                await connection.execute(self._find.with_for_update(), {"u": user_id, "s": session_id})
+            ).first()
+            if locked is None:
+                return 0
+            only = (ACTIVE,) if status == ARCHIVED else (ACTIVE, ARCHIVED)
+            return await self._set_status(connection, locked.sid, seqs, status, only=only)
+
+        return await self._database.write(work)
+
+    async def clear(self, user_id: str, session_id: str, statuses: Sequence[str], *, gone: bool = False) -> int:
+        """Take messages out of the session's history.
+
+        Args:
+            user_id: The person, or '' for none.
+            session_id: The conversation.
+            statuses: Which ones: `active`, `archived` or both.
+            gone: Remove the text as well and leave a tombstone.
+
+        Returns:
+            How many there were.
+        """
+
+        async def work(connection: AsyncConnection) -> int:
+            locked = (
+                await connection.execute(self._find.with_for_update(), {"u": user_id, "s": session_id})
+            ).first()
+            if locked is None:
+                return 0
+            rows = (
+                await connection.execute(
+                    select(self._m.c.seq).where(self._m.c.sid == locked.sid, self._m.c.status.in_(statuses))
+                )
+            ).scalars()
+            return await self._set_status(
+                connection, locked.sid, list(rows), GONE if gone else CLEARED, only=tuple(statuses)
+            )
+
+        return await self._database.write(work)
+
+    async def _set_status(
+        self,
+        connection: AsyncConnection,
+        sid: int,
+        seqs: Sequence[int],
+        status: str,
+        *,
+        only: tuple[str, ...] = (ACTIVE,),
+    ) -> int:
+        if not seqs:
+            return 0
+        values: dict[str, Any] = {"status": status}
+        if status == GONE:
+            values |= {"data": None, "meta": None, "hash": None}
+        moved = released = 0
+        for part in _chunks(seqs):
+            which = and_(self._m.c.sid == sid, self._m.c.seq.in_(part), self._m.c.status.in_(only))
+            leaving = case((self._m.c.status == ACTIVE, self._m.c.tokens), else_=0)
+            entering = self._m.c.tokens if status == ACTIVE else 0
+            found = (
+                await connection.execute(
+                    select(func.count(), func.coalesce(func.sum(leaving - entering), 0)).where(which)
+                )
+            ).one()
+            moved, released = moved + found[0], released + int(found[1])
+            await connection.execute(update(self._m).where(which).values(**values))
+        await connection.execute(
+            update(self._s)
+            .where(self._s.c.sid == sid)
+            .values(window_rev=self._s.c.window_rev + 1, active_tokens=self._s.c.active_tokens - released)
+        )
+        return moved
+
+    async def recount(self, sid: int, counts: Mapping[int, int], counter: str) -> None:
+        """Write token counts that another counter made.
+
+        Args:
+            sid: Private row of the session.
+            counts: Sequence number → tokens.
+            counter: Name of the counter.
+        """
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(
+                update(self._s).where(self._s.c.sid == sid).values(window_rev=self._s.c.window_rev + 1)
+            )
+            await connection.execute(
+                update(self._m)
+                .where(self._m.c.sid == bindparam("b_sid"), self._m.c.seq == bindparam("b_seq"))
+                .values(tokens=bindparam("b_tokens"), counter=counter),
+                [{"b_sid": sid, "b_seq": seq, "b_tokens": tokens} for seq, tokens in counts.items()],
+            )
+            total = (
+                select(func.coalesce(func.sum(self._m.c.tokens), 0))
+                .where(self._m.c.sid == sid, self._m.c.status == ACTIVE)
+                .scalar_subquery()
+            )
+            await connection.execute(update(self._s).where(self._s.c.sid == sid).values(active_tokens=total))
+
+        await self._database.write(work)
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    async def session(self, user_id: str, session_id: str) -> Session | None:
+        """Find a session's row."""
+
+        async def work(connection: AsyncConnection) -> Session | None:
+            row = (await connection.execute(self._find, {"u": user_id, "s": session_id})).first()
+            return None if row is None else Session(*row)
+
+        return await self._database.read(work)
+
+    async def sessions(self, user_id: str) -> list[Session]:
+        """All sessions of one person, oldest first; '' lists those without a person."""
+
+        async def work(connection: AsyncConnection) -> list[Session]:
+            return [Session(*row) for row in await connection.execute(self._of_user, {"u": user_id})]
+
+        return await self._database.read(work)
+
+    async def window(self, user_id: str, session_id: str) -> Window:
+        """Read the active messages: one statement, and only rows that are new since the last time.
+
+        Args:
+            user_id: The person, or '' for none.
+            session_id: The conversation.
+
+        Returns:
+            The window, its messages shared with the cache.
+        """
+        key = (user_id, session_id)
+        known = self._cache.get(key)
+        rows = await self._read_window(user_id, session_id, known.head_seq)
+        if rows and known.sid and (rows[0].sid, rows[0].window_rev) != (known.sid, known.window_rev):
+            known = Window()
+            rows = await self._read_window(user_id, session_id, 0)
+        if not rows:
+            return Window()
+        first = rows[0]
+        if (first.sid, first.head_seq) == (known.sid, known.head_seq):
+            return known
+        new, damaged = self._decode(rows, first.sid, session_id)
+        window = Window(
+            sid=first.sid,
+            head_seq=first.head_seq,
+            window_rev=first.window_rev,
+            messages=known.messages + tuple(message for message, _ in new),
+            counters=known.counters + tuple(counter for _, counter in new),
+            damaged=known.damaged + damaged,
+        )
+        self._cache.put(key, window)
+        return window
+
+    async def _read_window(self, user_id: str, session_id: str, after: int) -> Sequence[Row[Any]]:
+        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+            values = {"u": user_id, "s": session_id, "after": after}
+            return (await connection.execute(self._window, values)).all()
+
+        return await self._database.read(work)
+
+    async def read(
+        self,
+        sid: int,
+        session_id: str,
+        *,
+        after: int = 0,
+        until: int | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
+        statuses: Sequence[str] | None = None,
+        newest: bool = False,
+        tombstones: bool = False,
+    ) -> tuple[list[StoredMessage], int]:
+        """Read a range of a session.
+
+        Args:
+            sid: Private row of the session.
+            session_id: Its public id.
+            after: Only messages beyond this sequence number.
+            until: Only messages up to this one.
+            limit: At most so many rows.
+            offset: Skip so many rows first.
+            statuses: Only these; default all but tombstones.
+            newest: Take the limit from the end instead of the beginning.
+            tombstones: Count forgotten messages among the rows, so that a cursor can pass them.
+
+        Returns:
+            Messages in order, and the sequence number of the last row that was read, damaged or not
+            (0 when there was none).
+        """
+        m = self._m
+        query = select(*self._columns).where(m.c.sid == sid, m.c.seq > after)
+        if statuses is not None:
+            query = query.where(m.c.status.in_(statuses))
+        elif not tombstones:
+            query = query.where(m.c.status != GONE)
+        if until is not None:
+            query = query.where(m.c.seq <= until)
+        query = query.order_by(m.c.seq.desc() if newest else m.c.seq).limit(limit).offset(offset)
+
+        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+            return (await connection.execute(query)).all()
+
+        rows = list(await self._database.read(work))
+        if newest:
+            rows.reverse()
+        found, _ = self._decode(rows, sid, session_id)
+        return [message for message, _ in found], rows[-1].seq if rows else 0
+
+    async def flushed_until(self, sid: int) -> int:
+        """The last sequence number that has left the window for good: system messages in it do not count."""
+        m = self._m
+        first = select(func.min(m.c.seq)).where(
+            m.c.sid == sid, m.c.status == ACTIVE, m.c.role.not_in(("system", "developer"))
+        )
+        head = select(self._s.c.head_seq).where(self._s.c.sid == sid)
+
+        async def work(connection: AsyncConnection) -> int:
+            found = (await connection.execute(select(first.scalar_subquery(), head.scalar_subquery()))).one()
+            return int(found[0] - 1 if found[0] is not None else found[1] or 0)
+
+        return await self._database.read(work)
+
+    async def count(self, sid: int, statuses: Sequence[str]) -> int:
+        """Count messages of a session."""
+        query = select(func.count()).where(self._m.c.sid == sid, self._m.c.status.in_(statuses))
+
+        async def work(connection: AsyncConnection) -> int:
+            return int((await connection.execute(query)).scalar_one())
+
+        return await self._database.read(work)
+
+    def _decode(
+        self, rows: Sequence[Row[Any]], sid: int, session_id: str
+    ) -> tuple[list[tuple[StoredMessage, str]], tuple[int, ...]]:
+        found, damaged = [], []
+        for row in rows:
+            if row.seq is None or row.status == GONE:
+                continue  # the session's row without any message, or a tombstone
+            try:
+                found.append((stored_message(row, sid, session_id), row.counter))
+            except Exception:
+                # Pydantic, json and base64 each raise their own; one damaged row must not close the session.
+                _logger.exception("damaged message skipped", extra={"session_id": session_id, "seq": row.seq})
+                damaged.append(row.seq)
+        return found, tuple(damaged)
+
+
+def stored_message(row: Any, sid: int, session_id: str) -> StoredMessage:
+    """Decode a row of messages.
+
+    Args:
+        row: Has uid, status, tokens, created_at, data, meta and seq.
+        sid: Private row of the session.
+        session_id: Its public id.
+
+    Returns:
+        The message.
+    """
+    meta = codec.decode_meta(row.meta)
+    return StoredMessage(
+        id=row.uid,
+        message=codec.decode_message(row.data),
+        status=MessageStatus.ACTIVE if row.status == ACTIVE else MessageStatus.ARCHIVED,
+        created_at=codec.from_microseconds(row.created_at, meta.utc_offset_seconds),
+        tokens=row.tokens,
+        meta=meta,
+        session_id=session_id,
+        place=(sid, row.seq),
+    )
+
+
+def _rows(sid: int, first_seq: int, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    return [
+        {
+            "sid": sid,
+            "seq": seq,
+            "uid": entry.uid,
+            "status": ACTIVE,
+            "role": entry.role,
+            "tokens": entry.tokens,
+            "counter": entry.counter,
+            "created_at": entry.created_at,
+            "hash": entry.hash,
+            "data": entry.data,
+            "meta": entry.meta,
+        }
+        for seq, entry in enumerate(entries, first_seq)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """What an alignment needs to know of a stored message."""
+
+    seq: int
+    active: bool
+    hash: str | None
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How the window becomes what is wanted.
+
+    Args:
+        kept: So many of the wanted messages, from the first, are in the log already.
+        archive: Sequence numbers that leave the window.
+        restore: Sequence numbers that come back into it.
+    """
+
+    kept: int
+    archive: tuple[int, ...]
+    restore: tuple[int, ...]
+
+
+def plan_alignment(log: Sequence[LogRow], wanted: Sequence[str], *, room_tokens: int) -> Alignment:
+    """Find the wanted messages in the log, in order, up to the first that is new.
+
+    From the first new message on everything is appended, as sequence numbers only grow. A server that resends the
+    whole history every turn finds all of it, flushed or not, and its window is left alone; a history that replaces
+    the window brings archived messages back, the newest first, while there is room.
+
+    Args:
+        log: Active and archived messages, oldest first.
+        wanted: Content hashes of the wanted window, oldest first.
+        room_tokens: Size of the window in tokens.
+
+    Returns:
+        The plan.
+    """
+    matched: list[LogRow] = []
+    rows = iter(log)
+    for name in wanted:
+        found = next((row for row in rows if row.hash == name), None)
+        if found is None:
+            break
+        matched.append(found)
+    kept = {row.seq for row in matched}
+    dropped = tuple(row.seq for row in log if row.active and row.seq not in kept)
+    used = sum(row.tokens for row in matched if row.active)
+    restore: list[int] = []
+    if dropped or not used:
+        for row in reversed([row for row in matched if not row.active]):
+            used += row.tokens
+            if used > room_tokens:
+                break
+            restore.append(row.seq)
+    return Alignment(len(matched), dropped, tuple(reversed(restore)))
+
+
+def _chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    return (values[at : at + _PARAMETERS] for at in range(0, len(values), _PARAMETERS))

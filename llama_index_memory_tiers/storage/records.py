@@ -1,0 +1,476 @@
+"""Owners and their records: merges, catch-up of the index, and recall of texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, and_, bindparam, insert, or_, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llama_index_memory_tiers.records import (
+    Changes,
+    NewRecord,
+    Place,
+    Reads,
+    Record,
+    Scope,
+    StoredMessage,
+)
+from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.index import (
+    Hit,
+    IndexCache,
+    IndexQuery,
+    IndexRow,
+    OwnerIndex,
+    encode_terms,
+    encode_vector,
+)
+from llama_index_memory_tiers.storage.log import GONE, stored_message
+from llama_index_memory_tiers.storage.schema import Tables
+
+# Rows of a catch-up per statement: keeps the loop free, as 2 000 rows take about 15 ms to convert.
+_PAGE_ROWS = 2000
+# Beyond this an index is brought up to date in a thread.
+_THREAD_ROWS = 500
+_LAST_ID = 2**63 - 1
+
+Fence = Callable[[AsyncConnection], Awaitable[bool]]
+Merge = Callable[[Sequence[Record]], Changes]
+
+
+class _RolledBackError(Exception):
+    """Leaves a transaction without a trace."""
+
+
+def owner_key(scope: Scope, sid: int, *, per_session: bool = False) -> str:
+    """Name the owner of what is learnt in a session.
+
+    Args:
+        scope: Whose session.
+        sid: Its private row.
+        per_session: Keep it to this session even though there is a user.
+
+    Returns:
+        `u:<user>` or `s:<session row>`; equal text means equal owner, character by character.
+    """
+    return f"u:{scope.user_id}" if scope.user_id is not None and not per_session else f"s:{sid}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecalledMessage:
+    """A message that recall found, with what the index knows about it."""
+
+    record_id: str
+    message: StoredMessage
+    hit: Hit
+
+
+class RecordStore:
+    """Statements over owners, records and their projections.
+
+    Args:
+        database: Where.
+        tables: The tables.
+        cache: Owner indexes kept in RAM.
+        now: Clock in microseconds since 1970.
+    """
+
+    def __init__(self, database: Database, tables: Tables, cache: IndexCache, *, now: Callable[[], int]) -> None:
+        self._database = database
+        self._cache = cache
+        self._now = now
+        self._t = tables
+        self._r = tables.records
+        owners = tables.owners.fullname
+        # The revision comes from this row's lock: taken from a sequence, readers missed changes.
+        self._touch = text(
+            f"INSERT INTO {owners} AS o (owner, epoch, rev) VALUES (:owner, :raise_epoch, 1) "
+            "ON CONFLICT (owner) DO UPDATE SET epoch = o.epoch + excluded.epoch, rev = o.rev + 1 "
+            "RETURNING epoch, rev"
+        )
+        self._catch_up = self._catch_up_query()
+        r = self._r
+        self._live = and_(
+            r.c.superseded_by.is_(None),
+            r.c.archived_at.is_(None),
+            or_(r.c.expires_at.is_(None), r.c.expires_at > bindparam("now")),
+        )
+
+    async def epoch(self, owner: str) -> int:
+        """The owner's epoch: only a forget raises it. 0 for an owner that has nothing yet."""
+        o = self._t.owners
+
+        async def work(connection: AsyncConnection) -> int:
+            found = (await connection.execute(select(o.c.epoch).where(o.c.owner == owner))).scalar()
+            return int(found or 0)
+
+        return await self._database.read(work)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    async def commit(
+        self, owner: str, block: str, *, epoch: int, fence: Fence, reads: Reads, merge: Merge
+    ) -> Changes | None:
+        """Merge what a block prepared, in the one transaction that also moves its cursor.
+
+        Args:
+            owner: Whose records change; its row is locked first, so that merges of one owner follow each other.
+            block: Key of the block.
+            epoch: The owner's epoch when the batch was read.
+            fence: Moves the cursor; says whether this attempt was still the one to do so.
+            reads: What `merge` is to be given.
+            merge: Pure: records as they are now → changes. It may be called again when the database asks for it.
+
+        Returns:
+            What was written, or `None` when the owner was forgotten meanwhile or another worker was faster;
+            then nothing was written.
+        """
+
+        async def work(connection: AsyncConnection) -> Changes:
+            now_epoch, rev = (
+                await connection.execute(self._touch, {"owner": owner, "raise_epoch": 0})
+            ).one()
+            if now_epoch != epoch or not await fence(connection):
+                raise _RolledBackError
+            changes = merge(await self._read_for_merge(connection, owner, block, reads))
+            await self._write(connection, owner, block, rev, changes)
+            return changes
+
+        try:
+            return await self._database.write(work)
+        except _RolledBackError:
+            return None
+
+    async def _read_for_merge(
+        self, connection: AsyncConnection, owner: str, block: str, reads: Reads
+    ) -> list[Record]:
+        r = self._r
+        if not reads.kinds and not reads.ids:
+            return []
+        wanted = or_(
+            and_(r.c.kind.in_(reads.kinds), r.c.block == block, self._live),
+            r.c.uid.in_(reads.ids),
+        )
+        return await self._records(
+            connection, select(r).where(r.c.owner == owner, wanted).order_by(r.c.id), {"now": self._now()}
+        )
+
+    async def _records(
+        self, connection: AsyncConnection, query: Any, values: Mapping[str, Any]
+    ) -> list[Record]:
+        rows = (await connection.execute(query, values)).all()
+        places = await self._sources(connection, [row.id for row in rows])
+        return [_record(row, places.get(row.id, ())) for row in rows]
+
+    async def _sources(self, connection: AsyncConnection, ids: Sequence[int]) -> dict[int, tuple[Place, ...]]:
+        s = self._t.sources
+        found: dict[int, tuple[Place, ...]] = {}
+        if ids:
+            rows = await connection.execute(
+                select(s.c.record_id, s.c.sid, s.c.seq).where(s.c.record_id.in_(ids)).order_by(s.c.sid, s.c.seq)
+            )
+            for row in rows:
+                found[row.record_id] = (*found.get(row.record_id, ()), (row.sid, row.seq))
+        return found
+
+    async def _write(
+        self, connection: AsyncConnection, owner: str, block: str, rev: int, changes: Changes
+    ) -> None:
+        r = self._r
+        now = self._now()
+        for old, new in changes.supersede.items():
+            await connection.execute(
+                update(r).where(r.c.uid == old, r.c.owner == owner).values(superseded_by=new, rev=rev)
+            )
+        if changes.archive:
+            await connection.execute(
+                update(r)
+                .where(r.c.uid.in_(changes.archive), r.c.owner == owner)
+                .values(archived_at=now, rev=rev)
+            )
+        if changes.add:
+            await self._add(connection, owner, block, rev, changes.add, now)
+
+    async def _add(
+        self,
+        connection: AsyncConnection,
+        owner: str,
+        block: str,
+        rev: int,
+        records: Sequence[NewRecord],
+        now: int,
+    ) -> None:
+        t = self._t
+        await connection.execute(
+            insert(self._r), [_row_of(record, owner, block, rev, now) for record in records]
+        )
+        found = await connection.execute(
+            select(self._r.c.uid, self._r.c.id).where(self._r.c.owner == owner, self._r.c.rev == rev)
+        )
+        ids = {row.uid: row.id for row in found}
+        sources = [
+            {"record_id": ids[record.id], "sid": sid, "seq": seq}
+            for record in records
+            for sid, seq in dict.fromkeys(record.sources)
+        ]
+        vectors = [
+            {"record_id": ids[record.id], "model": record.model, "vec": encode_vector(record.vector)}
+            for record in records
+            if record.vector is not None
+        ]
+        terms = []
+        for record in records:
+            if record.terms:
+                hashes, counts = encode_terms(record.terms)
+                terms.append({"record_id": ids[record.id], "ids": hashes, "counts": counts})
+        for table, rows in ((t.sources, sources), (t.embeddings, vectors), (t.terms, terms)):
+            if rows:
+                await connection.execute(insert(table), rows)
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    async def records(
+        self, owner: str, *, kinds: Iterable[str], block: str | None = None, limit: int | None = None
+    ) -> list[Record]:
+        """Live records of one owner, oldest first; with a limit the newest of them.
+
+        Args:
+            owner: Whose.
+            kinds: Of which kinds.
+            block: Written by this block only.
+            limit: At most so many.
+
+        Returns:
+            The records.
+        """
+        r = self._r
+        query = select(r).where(r.c.owner == owner, r.c.kind.in_(list(kinds)), self._live)
+        if block is not None:
+            query = query.where(r.c.block == block)
+        query = query.order_by(r.c.id.desc()).limit(limit)
+
+        async def work(connection: AsyncConnection) -> list[Record]:
+            return await self._records(connection, query, {"now": self._now()})
+
+        return (await self._database.read(work))[::-1]
+
+    async def search(self, owner: str, model: str, query: IndexQuery) -> list[Hit]:
+        """Find candidates among one owner's records, best first.
+
+        Args:
+            owner: Whose; nobody else's rows are near.
+            model: Name of the embedding model whose vectors count; '' for none.
+            query: What to look for.
+
+        Returns:
+            Ids and scores; texts come from `records_of` and `messages_of`.
+        """
+        index = await self._up_to_date(owner, model)
+        return index.search(query)
+
+    async def _up_to_date(self, owner: str, model: str) -> OwnerIndex:
+        key = (owner, model)
+        index = self._cache.get(key) or OwnerIndex()
+        epoch = index.epoch if index.rev else None
+        after = {"rev": index.rev, "id": _LAST_ID}
+        while True:
+            rows = await self._page({"owner": owner, "model": model, "limit": _PAGE_ROWS, **after})
+            if not rows:
+                return OwnerIndex()  # nothing was ever learnt about this owner
+            if epoch not in (None, rows[0].owner_epoch):
+                index, epoch, after = OwnerIndex(), None, {"rev": 0, "id": _LAST_ID}  # forgotten: load anew
+                continue
+            index.epoch = epoch = rows[0].owner_epoch
+            found = [row for row in rows if row.id is not None]
+            if len(found) > _THREAD_ROWS:
+                await asyncio.to_thread(lambda: index.update([_index_row(row) for row in found]))  # noqa: B023  # awaited here
+            elif found:
+                index.update([_index_row(row) for row in found])
+            if len(found) < _PAGE_ROWS:
+                # This statement saw every change up to the revision that it read with them.
+                index.rev = max(index.rev, rows[0].owner_rev)
+                self._cache.put(key, index)
+                return index
+            after = {"rev": found[-1].rev, "id": found[-1].id}
+
+    async def _page(self, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+            return (await connection.execute(self._catch_up, dict(values))).all()
+
+        return await self._database.read(work)
+
+    def _catch_up_query(self) -> Any:
+        o, r, e, t = self._t.owners, self._r, self._t.embeddings, self._t.terms
+        newer = and_(r.c.rev >= bindparam("rev"), or_(r.c.rev > bindparam("rev"), r.c.id > bindparam("id")))
+        return (
+            select(
+                o.c.epoch.label("owner_epoch"), o.c.rev.label("owner_rev"),
+                r.c.id, r.c.rev, r.c.kind, r.c.block, r.c.superseded_by, r.c.archived_at,
+                r.c.said_at, r.c.created_at, r.c.expires_at, r.c.sid, r.c.seq, r.c.speaker, r.c.tokens,
+                e.c.vec, t.c.ids, t.c.counts,
+            )
+            .select_from(
+                o.outerjoin(r, and_(r.c.owner == o.c.owner, newer))
+                .outerjoin(e, and_(e.c.record_id == r.c.id, e.c.model == bindparam("model")))
+                .outerjoin(t, t.c.record_id == r.c.id)
+            )
+            .where(o.c.owner == bindparam("owner"))
+            .order_by(r.c.rev, r.c.id)
+            .limit(bindparam("limit"))
+        )  # fmt: skip
+
+    async def messages_of(self, owner: str, hits: Sequence[Hit]) -> list[RecalledMessage]:
+        """Texts of the messages that recall found, in the order of the hits.
+
+        Args:
+            owner: Whose; a stale index can neither leak nor resurrect, as SQL decides again.
+            hits: From `search`.
+
+        Returns:
+            The messages that are still there.
+        """
+        r, m, s = self._r, self._t.messages, self._t.sessions
+        by_id = {hit.id: hit for hit in hits}
+        query = (
+            select(
+                r.c.id.label("record_id"), r.c.uid.label("record_uid"), s.c.session_id, m.c.sid,
+                m.c.seq, m.c.uid, m.c.status, m.c.tokens, m.c.created_at, m.c.data, m.c.meta,
+            )
+            .select_from(
+                r.join(m, and_(m.c.sid == r.c.sid, m.c.seq == r.c.seq)).join(s, s.c.sid == m.c.sid)
+            )
+            .where(r.c.id.in_(list(by_id)), r.c.owner == owner, self._live, m.c.status != GONE)
+        )  # fmt: skip
+
+        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+            return (await connection.execute(query, {"now": self._now()})).all()
+
+        if not hits:
+            return []
+        found = {}
+        for row in await self._database.read(work):
+            try:
+                message = stored_message(row, row.sid, row.session_id)
+            except Exception:  # noqa: BLE001, S112  # a damaged row; the log reports it
+                continue
+            found[row.record_id] = RecalledMessage(row.record_uid, message, by_id[row.record_id])
+        return [found[hit.id] for hit in hits if hit.id in found]
+
+    async def records_of(self, owner: str, hits: Sequence[Hit]) -> list[Record]:
+        """The records that recall found, in the order of the hits; those no longer live are missing."""
+        r = self._r
+        ids = [hit.id for hit in hits]
+        query = select(r).where(r.c.id.in_(ids), r.c.owner == owner, self._live)
+
+        async def work(connection: AsyncConnection) -> dict[int, Record]:
+            rows = (await connection.execute(query, {"now": self._now()})).all()
+            places = await self._sources(connection, [row.id for row in rows])
+            return {row.id: _record(row, places.get(row.id, ())) for row in rows}
+
+        found = await self._database.read(work) if ids else {}
+        return [found[number] for number in ids if number in found]
+
+
+class OwnerReader:
+    """Read-only view of one owner's memories, as blocks are given it.
+
+    Args:
+        store: Where.
+        owner: Whose.
+        block: Key of the block that reads.
+    """
+
+    def __init__(self, store: RecordStore, owner: str, block: str) -> None:
+        self._store = store
+        self.owner = owner
+        self._block = block
+
+    async def records(self, *kinds: str, limit: int | None = None) -> list[Record]:
+        """Live records that this block wrote, oldest first; with a limit the newest of them."""
+        return await self._store.records(self.owner, kinds=kinds, block=self._block, limit=limit)
+
+    async def search(self, query: IndexQuery, *, model: str = "") -> list[Hit]:
+        """Candidates, best first; see `RecordStore.search`."""
+        return await self._store.search(self.owner, model, query)
+
+    async def messages_of(self, hits: Sequence[Hit]) -> list[RecalledMessage]:
+        """Messages behind candidates; see `RecordStore.messages_of`."""
+        return await self._store.messages_of(self.owner, hits)
+
+    async def records_of(self, hits: Sequence[Hit]) -> list[Record]:
+        """Records behind candidates; see `RecordStore.records_of`."""
+        return await self._store.records_of(self.owner, hits)
+
+
+def _row_of(record: NewRecord, owner: str, block: str, rev: int, now: int) -> dict[str, Any]:
+    place: Place | tuple[None, None] = record.sources[0] if record.kind == "message" else (None, None)
+    return {
+        "uid": record.id,
+        "owner": owner,
+        "rev": rev,
+        "kind": record.kind,
+        "block": block,
+        "text": codec.storable(record.text),
+        "data": codec.to_json(dict(record.data)),
+        "said_at": _microseconds(record.said_at),
+        "created_at": now,
+        "expires_at": _microseconds(record.expires_at),
+        "sid": place[0],
+        "seq": place[1],
+        "speaker": codec.storable(record.speaker),
+        "tokens": record.tokens,
+    }
+
+
+def _record(row: Any, sources: tuple[Place, ...]) -> Record:
+    return Record(
+        id=row.uid,
+        kind=row.kind,
+        block=row.block,
+        text=row.text,
+        data=json.loads(row.data),
+        created_at=codec.from_microseconds(row.created_at),
+        said_at=_moment(row.said_at),
+        expires_at=_moment(row.expires_at),
+        superseded_by=row.superseded_by,
+        archived_at=_moment(row.archived_at),
+        sources=sources,
+    )
+
+
+def _index_row(row: Any) -> IndexRow:
+    return IndexRow(
+        id=row.id,
+        rev=row.rev,
+        kind=row.kind,
+        block=row.block,
+        live=row.superseded_by is None and row.archived_at is None,
+        said_at=_seconds(row.said_at if row.said_at is not None else row.created_at),
+        expires_at=_seconds(row.expires_at),
+        sid=row.sid,
+        seq=row.seq,
+        speaker=row.speaker,
+        tokens=row.tokens,
+        vector=row.vec,
+        terms=row.ids or b"",
+        counts=row.counts or b"",
+    )
+
+
+def _seconds(count: int | None) -> float | None:
+    return None if count is None else count / 1e6
+
+
+def _microseconds(time: datetime | None) -> int | None:
+    return None if time is None else codec.to_microseconds(time)
+
+
+def _moment(count: int | None) -> datetime | None:
+    return None if count is None else codec.from_microseconds(count)

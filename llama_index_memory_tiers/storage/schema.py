@@ -1,0 +1,235 @@
+"""Tables, and the numbered migrations that make them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    inspect,
+    insert,
+    select,
+    text,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llama_index_memory_tiers.errors import ConfigurationError, ForeignTableError, SchemaVersionError
+from llama_index_memory_tiers.storage.database import Database
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}\Z")
+# PostgreSQL: one number per purpose; a transaction-level lock, as pgbouncer forbids session locks.
+_MIGRATION_LOCK = 7_300_194_422
+_STOCK_COLUMNS = {"id", "key", "timestamp", "role", "status", "data"}
+
+
+def checked_name(field: str, name: str) -> str:
+    """Refuse a table or schema name that would have to be quoted.
+
+    Args:
+        field: The argument's name, for the error.
+        name: What was given.
+
+    Returns:
+        The same name.
+
+    Raises:
+        ConfigurationError: It is no plain identifier of at most 40 characters.
+    """
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise ConfigurationError(
+            f"{field}={name!r} was given.",
+            allowed="A name has 1 to 40 letters, digits and underscores and begins with no digit.",
+            remedy=f"Choose another {field}.",
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables as SQLAlchemy Core sees them; see `migrate` for how they come to be."""
+
+    prefix: str
+    metadata: MetaData
+    versions: Table
+    sessions: Table
+    messages: Table
+    cursors: Table
+    dead: Table
+    owners: Table
+    records: Table
+    sources: Table
+    embeddings: Table
+    terms: Table
+
+
+def build_tables(prefix: str, schema: str | None = None) -> Tables:
+    """Describe the tables under a prefix.
+
+    Args:
+        prefix: Plain identifier put before every table's name.
+        schema: Database schema, where the database has such.
+
+    Returns:
+        The tables.
+    """
+    meta = MetaData(schema=schema)
+
+    def table(name: str, *columns: Any) -> Table:
+        return Table(f"{prefix}_{name}", meta, *columns)
+
+    def identity(name: str) -> Column[int]:
+        return Column(name, BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
+
+    def key(name: str, kind: Any = Text) -> Column[Any]:
+        return Column(name, kind, primary_key=True, autoincrement=False)
+
+    return Tables(
+        prefix=prefix,
+        metadata=meta,
+        versions=table("schema", key("version", Integer), Column("applied_at", BigInteger)),
+        sessions=table(
+            "sessions", identity("sid"), Column("user_id", Text), Column("session_id", Text),
+            Column("head_seq", BigInteger), Column("active_tokens", BigInteger),
+            Column("window_rev", BigInteger), Column("last_put_at", BigInteger),
+        ),
+        messages=table(
+            "messages", key("sid", BigInteger), key("seq", BigInteger), Column("uid", Text),
+            Column("status", Text), Column("role", Text), Column("tokens", BigInteger), Column("counter", Text),
+            Column("created_at", BigInteger), Column("hash", Text), Column("data", Text), Column("meta", Text),
+        ),
+        cursors=table(
+            "cursors", key("sid", BigInteger), key("consumer"), Column("pos", BigInteger), Column("claim", Text),
+            Column("claim_until", BigInteger), Column("attempts", Integer), Column("error", Text),
+        ),
+        dead=table(
+            "dead", identity("id"), Column("sid", BigInteger), Column("consumer", Text), Column("lo", BigInteger),
+            Column("hi", BigInteger), Column("error", Text), Column("at", BigInteger),
+        ),
+        owners=table("owners", key("owner"), Column("epoch", BigInteger), Column("rev", BigInteger)),
+        records=table(
+            "records", identity("id"), Column("uid", Text), Column("owner", Text), Column("rev", BigInteger),
+            Column("kind", Text), Column("block", Text), Column("text", Text), Column("data", Text),
+            Column("said_at", BigInteger), Column("created_at", BigInteger), Column("expires_at", BigInteger),
+            Column("superseded_by", Text), Column("archived_at", BigInteger),
+            Column("sid", BigInteger), Column("seq", BigInteger), Column("speaker", Text), Column("tokens", BigInteger),
+        ),
+        sources=table(
+            "record_sources", key("record_id", BigInteger), key("sid", BigInteger), key("seq", BigInteger),
+        ),
+        embeddings=table("embeddings", key("record_id", BigInteger), key("model"), Column("vec", LargeBinary)),
+        terms=table("terms", key("record_id", BigInteger), Column("ids", LargeBinary), Column("counts", LargeBinary)),
+    )  # fmt: skip
+
+
+# Append only: a number is never edited after a release. {p}: prefix, {id}: identity column, {bytes}: binary type.
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE {p}_sessions (sid {id}, user_id TEXT NOT NULL DEFAULT '', session_id TEXT NOT NULL,
+           head_seq BIGINT NOT NULL, active_tokens BIGINT NOT NULL, window_rev BIGINT NOT NULL,
+           last_put_at BIGINT NOT NULL, UNIQUE (user_id, session_id))""",
+        """CREATE TABLE {p}_messages (sid BIGINT NOT NULL, seq BIGINT NOT NULL, uid TEXT NOT NULL,
+           status TEXT NOT NULL, role TEXT NOT NULL, tokens BIGINT NOT NULL, counter TEXT NOT NULL,
+           created_at BIGINT NOT NULL, hash TEXT, data TEXT, meta TEXT,
+           PRIMARY KEY (sid, seq), UNIQUE (sid, uid))""",
+        "CREATE INDEX {n}_messages_active ON {p}_messages (sid, seq) WHERE status = 'active'",
+        """CREATE TABLE {p}_cursors (sid BIGINT NOT NULL, consumer TEXT NOT NULL, pos BIGINT NOT NULL, claim TEXT,
+           claim_until BIGINT NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, error TEXT,
+           PRIMARY KEY (sid, consumer))""",
+        """CREATE TABLE {p}_dead (id {id}, sid BIGINT NOT NULL, consumer TEXT NOT NULL, lo BIGINT NOT NULL,
+           hi BIGINT NOT NULL, error TEXT NOT NULL, at BIGINT NOT NULL)""",
+        "CREATE TABLE {p}_owners (owner TEXT PRIMARY KEY, epoch BIGINT NOT NULL, rev BIGINT NOT NULL)",
+        """CREATE TABLE {p}_records (id {id}, uid TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, rev BIGINT NOT NULL,
+           kind TEXT NOT NULL, block TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL, said_at BIGINT,
+           created_at BIGINT NOT NULL, expires_at BIGINT, superseded_by TEXT, archived_at BIGINT,
+           sid BIGINT, seq BIGINT, speaker TEXT NOT NULL DEFAULT '', tokens BIGINT NOT NULL DEFAULT 0)""",
+        "CREATE INDEX {n}_records_kind ON {p}_records (owner, kind) WHERE superseded_by IS NULL",
+        "CREATE INDEX {n}_records_rev ON {p}_records (owner, rev)",
+        """CREATE TABLE {p}_record_sources (record_id BIGINT NOT NULL, sid BIGINT NOT NULL, seq BIGINT NOT NULL,
+           PRIMARY KEY (record_id, sid, seq))""",
+        "CREATE INDEX {n}_record_sources_place ON {p}_record_sources (sid, seq)",
+        """CREATE TABLE {p}_embeddings (record_id BIGINT NOT NULL, model TEXT NOT NULL, vec {bytes} NOT NULL,
+           PRIMARY KEY (record_id, model))""",
+        """CREATE TABLE {p}_terms (record_id BIGINT PRIMARY KEY, ids {bytes} NOT NULL,
+           counts {bytes} NOT NULL)""",
+    ),
+)
+VERSION = len(_MIGRATIONS)
+
+
+async def migrate(database: Database, tables: Tables, *, now: Callable[[], int]) -> None:
+    """Bring the database to this version: once, whoever comes first, resumable, never backwards.
+
+    Args:
+        database: Where.
+        tables: The tables' names.
+        now: Clock in microseconds since 1970.
+
+    Raises:
+        ForeignTableError: A stock chat store's table stands under the wanted name; nothing was written.
+        SchemaVersionError: The database belongs to a newer version of this package.
+    """
+
+    async def work(connection: AsyncConnection) -> None:
+        found = await connection.run_sync(_look, tables)
+        if found == VERSION:
+            return
+        if not database.sqlite:
+            await connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _MIGRATION_LOCK})
+            if tables.metadata.schema:
+                await connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{tables.metadata.schema}"'))
+            found = await connection.run_sync(_look, tables)
+        if found == 0:
+            await connection.run_sync(tables.versions.create, checkfirst=True)
+        for number in range(found + 1, VERSION + 1):
+            for statement in _MIGRATIONS[number - 1]:
+                await connection.execute(text(_filled(statement, tables, sqlite=database.sqlite)))
+            await connection.execute(insert(tables.versions).values(version=number, applied_at=now()))
+
+    await database.write(work, opening=True)
+
+
+def _look(connection: Any, tables: Tables) -> int:
+    schema = tables.metadata.schema
+    names = set(inspect(connection).get_table_names(schema=schema))
+    if tables.prefix in names:
+        columns = {column["name"] for column in inspect(connection).get_columns(tables.prefix, schema=schema)}
+        if columns >= _STOCK_COLUMNS:
+            _refuse_stock(tables.prefix)
+    if tables.versions.name not in names:
+        return 0
+    found = max(connection.execute(select(tables.versions.c.version)).scalars(), default=0)
+    if found > VERSION:
+        raise SchemaVersionError(
+            f"The tables {tables.prefix}_* have schema version {found}.",
+            allowed=f"This release knows versions up to {VERSION}.",
+            remedy="Install the newer llama-index-memory-tiers that wrote them, or choose another table_name.",
+        )
+    return int(found)
+
+
+def _refuse_stock(prefix: str) -> None:
+    raise ForeignTableError(
+        f"The database holds a table {prefix!r} of LlamaIndex's SQLAlchemyChatStore.",
+        allowed="Nothing is written beside it unasked, so that its history is not taken for lost.",
+        remedy=f"Call Storage(…, table_name='another_name') to start anew, or "
+        f"await Storage(…, table_name='another_name').adopt(stock_table={prefix!r}) to take its history over.",
+    )
+
+
+def _filled(statement: str, tables: Tables, *, sqlite: bool) -> str:
+    schema = tables.metadata.schema
+    return statement.format(
+        p=f'"{schema}".{tables.prefix}' if schema else tables.prefix,
+        n=tables.prefix,
+        id="INTEGER PRIMARY KEY AUTOINCREMENT" if sqlite else "BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY",
+        bytes="BLOB" if sqlite else "BYTEA",
+    )
