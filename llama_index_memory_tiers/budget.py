@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llama_index.core.base.llms.types import (
@@ -42,11 +40,10 @@ _ANSWERING_ROLES = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODE
 
 # Older tiktoken is quadratic on a long run of one character; 100 000 of them took 0.03 s in 0.14.
 _CHUNK = 100_000
-# Their split patterns end every piece at a newline that neither white space nor "/" follows
-# (tiktoken_ext/openai_public.py; o200k lets "/" continue a run), so counts of such lines add up.
+# Their split patterns end a piece at a newline that stands between visible characters, unless the second is
+# "/", with which o200k continues a run (tiktoken_ext/openai_public.py): counts of such lines add up.
 _LINEWISE = ("gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base", "o200k_harmony")
-_LINE_START = re.compile(r"(?<=\n)(?=[^\s/])")
-_NO_LEGS: Mapping[str, float] = MappingProxyType({})
+_LINE_START = re.compile(r"(?<=\S\n)(?=[^\s/])")
 
 
 # --- counting ---------------------------------------------------------------------------------------
@@ -156,7 +153,7 @@ class TokenCounter:
         Returns:
             Lines for the encodings of OpenAI, for which that is known; else the whole text as one piece.
         """
-        if not self._linewise:
+        if not self._linewise or "\n" not in text[:-1]:
             return [text]
         pieces = _LINE_START.split(text)
         return pieces if max(map(len, pieces)) <= _CHUNK else [text]
@@ -264,19 +261,22 @@ def window_row(seq: int, message: ChatMessage, tokens: int) -> WindowRow:
     Returns:
         A row that knows which tools the message calls or answers.
     """
-    kwargs = message.additional_kwargs
-    older = kwargs.get("tool_calls") if kwargs else None
-    old_calls = list(older) if isinstance(older, (list, tuple)) else []
-    new_calls = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-    ids = [block.tool_call_id for block in new_calls]
-    ids += [call.get("id") if isinstance(call, Mapping) else getattr(call, "id", None) for call in old_calls]
+    role, kwargs = message.role, message.additional_kwargs
+    calls: list[Any] = []
+    if role in _ANSWERING_ROLES:
+        calls = [block.tool_call_id for block in message.blocks if isinstance(block, ToolCallBlock)]
+        older = kwargs.get("tool_calls") if kwargs else None
+        if isinstance(older, (list, tuple)):
+            calls += [
+                call.get("id") if isinstance(call, Mapping) else getattr(call, "id", None) for call in older
+            ]
     answers = kwargs.get("tool_call_id") if kwargs else None
     return WindowRow(
         seq,
-        message.role,
+        role,
         tokens,
-        has_tool_calls=bool(new_calls or old_calls),
-        calls=tuple(call for call in ids if isinstance(call, str) and call),
+        has_tool_calls=bool(calls),
+        calls=tuple(call for call in calls if isinstance(call, str) and call),
         answers=answers if isinstance(answers, str) else "",
     )
 
@@ -399,7 +399,7 @@ class Item:
     footer: str = ""
     order: tuple[float, ...] = ()
     sources: frozenset[Place] = frozenset()
-    legs: Mapping[str, float] = _NO_LEGS
+    legs: Mapping[str, float] = field(default_factory=dict, hash=False)
     record_id: str | None = None
 
 
@@ -544,7 +544,7 @@ class _Section:
     lines: dict[int, int] = field(default_factory=dict)
     frames: dict[str | int, int] = field(default_factory=dict)
     kept: dict[int, None] = field(default_factory=dict)
-    open: Counter[str | int] = field(default_factory=Counter)
+    open: dict[str | int, int] = field(default_factory=dict)
     tokens: int = 0
 
     def cost(self, index: int) -> int:
@@ -553,13 +553,14 @@ class _Section:
         if index < 0:
             return cost + self.whole
         key = self.part.items[index].group or index
-        return cost + self.lines[index] + (0 if self.open[key] else self.frames[key])
+        return cost + self.lines[index] + (0 if self.open.get(key) else self.frames[key])
 
     def add(self, index: int) -> None:
         self.tokens += self.cost(index)
         self.kept[index] = None
         if index >= 0:
-            self.open[self.part.items[index].group or index] += 1
+            key = self.part.items[index].group or index
+            self.open[key] = self.open.get(key, 0) + 1
 
     def remove(self, index: int) -> None:
         del self.kept[index]
@@ -613,7 +614,7 @@ class Packer:
         self._sections: list[_Section] = []
         self._order: list[int] = []
         self._journal: list[_Claim] = []
-        self._popped: Counter[_Claim] = Counter()
+        self._popped: dict[_Claim, int] = {}
         self._reasons: dict[_Claim, Reason] = {}
         self._cut: list[str] = []
         self._row_tokens = 0
@@ -683,16 +684,15 @@ class Packer:
         if self._overflow:
             return
         share = self._limit if part.share_tokens is None else part.share_tokens
+        free, state = self._free(), self._sections[section]
         for claim in self._claims(section):
-            if self._redundant(claim):
+            if self._redundant(claim) or (cost := self._cost(claim)) > free:
                 continue
-            cost = self._cost(claim)
-            if cost > self._free():
-                continue
-            if self._sections[section].tokens + self._sections[section].cost(claim.piece) > share:
+            if state.tokens + state.cost(claim.piece) > share:
                 self._reasons[claim] = "share"
             else:
                 self._add(claim)
+                free -= cost
 
     def fill(self) -> None:
         """Lend what nobody claimed, by estimate; `result` settles it exactly."""
@@ -804,14 +804,16 @@ class Packer:
     def _claim_window(self) -> None:
         """Leading system messages, the newest turn, then older turns up to the window's share."""
         closed: set[str] = set()
+        free = self._free()
         for index, unit in enumerate(self._units):
-            over_share = unit.kind == "older" and self._row_tokens + unit.tokens > self._share
             if unit.kind in closed:
                 continue
-            if over_share or unit.tokens > self._free():
-                closed.update(() if unit.kind == "lead" else (unit.kind,))
-            else:
+            over_share = unit.kind == "older" and self._row_tokens + unit.tokens > self._share
+            if not over_share and unit.tokens <= free:
                 self._add(_Claim(-1, index))
+                free -= unit.tokens
+            elif unit.kind != "lead":
+                closed.add(unit.kind)
 
     def _drop_redundant(self) -> None:
         for claim in [claim for claim in self._journal if self._redundant(claim)]:
@@ -821,7 +823,7 @@ class Packer:
         """Add what fits by estimate; what was popped once is left to `_squeeze`."""
         before, free = len(self._journal), self._free()
         for claim in self._candidates():
-            if self._popped[claim] or self._redundant(claim):
+            if claim in self._popped or self._redundant(claim):
                 continue
             cost = self._cost(claim)
             if cost <= free:
@@ -834,7 +836,7 @@ class Packer:
         while self._journal:
             claim = self._journal[-1]
             self._remove(claim)
-            self._popped[claim] += 1
+            self._popped[claim] = self._popped.get(claim, 0) + 1
             if self._free() >= 0:
                 return
 
@@ -843,7 +845,7 @@ class Packer:
         most = self._limit - total + self._slack()
         for claim in self._candidates():
             # Twice popped means that adding it made room for what then left none: leave it out for good.
-            if self._popped[claim] > 1 or self._cost(claim) > most:
+            if self._popped.get(claim, 0) > 1 or self._cost(claim) > most:
                 continue
             self._add(claim)
             if self._measure() <= self._limit:
@@ -934,13 +936,12 @@ class _Meter:
         return self.text(f"{text}\n") - self._empty
 
     def text(self, text: str) -> int:
-        total = 0
-        for piece in self._counter.lines(text):
-            known = self._texts.get(piece)
-            if known is None:
-                known = self._texts[piece] = self._counter.text(piece)
-            total += known
-        return total
+        known = self._texts.get(text)
+        if known is None:
+            pieces = self._counter.lines(text)
+            known = self._counter.text(text) if len(pieces) == 1 else sum(map(self.text, pieces))
+            self._texts[text] = known
+        return known
 
     def block(self, block: ContentBlock) -> int:
         known = self._blocks.get(id(block))
@@ -957,7 +958,7 @@ class _Meter:
 
     def total(self, messages: Sequence[ChatMessage]) -> int:
         known = self._messages
-        return sum(known[id(m)][1] if id(m) in known else self._edited(m) for m in messages)
+        return sum(seen[1] if (seen := known.get(id(m))) else self._edited(m) for m in messages)
 
     def _edited(self, message: ChatMessage) -> int:
         extra = self._counter.text(str(message.additional_kwargs)) if message.additional_kwargs else 0

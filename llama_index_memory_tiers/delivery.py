@@ -10,10 +10,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from llama_index_memory_tiers.blocks.absorbing import Consumer, Due, Step, absorb
+from llama_index_memory_tiers.blocks.absorbing import Consumer, Due, Step, absorb, absorb_letter
 from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.errors import StorageClosedError
 from llama_index_memory_tiers.events import BlockProgress, FlushReport
-from llama_index_memory_tiers.storage import Session, Storage
+from llama_index_memory_tiers.storage import DeadLetter, Session, Storage
 
 _logger = logging.getLogger(__name__)
 
@@ -109,8 +110,8 @@ class Delivery:
         worker = self._workers.get(key)
         if worker is not None and worker.task is task:
             del self._workers[key]
-        if task.cancelled():
-            self._cut.add(key)  # its loop closed: the next call does the work itself
+        if task.cancelled() or isinstance(task.exception(), StorageClosedError):
+            self._cut.add(key)  # its loop or storage closed: the next call does the work itself
         elif task.exception() is not None:
             _logger.error("delivery stopped", exc_info=task.exception(), extra={"session_id": key[1]})
             self._cut.add(key)
@@ -152,7 +153,7 @@ class Delivery:
 
     def _drain_ended(self, key: Key, task: asyncio.Task[None]) -> None:
         self._workers.pop(key, None)
-        if task.cancelled():
+        if task.cancelled() or isinstance(task.exception(), StorageClosedError):
             self._drained.pop(key[0], None)
         elif task.exception() is not None:
             _logger.error("drain stopped", exc_info=task.exception())
@@ -203,6 +204,33 @@ class Delivery:
                     parked=before.parked + block.parked,
                     error=block.error or before.error,
                 )
+        return FlushReport(tuple(total.values()))
+
+    async def replay(self, letters: Iterable[DeadLetter], user_id: str) -> FlushReport:
+        """Try dead letters again.
+
+        Args:
+            letters: Which.
+            user_id: Whose sessions they are from.
+
+        Returns:
+            What was absorbed; what failed again is pending, and stays a dead letter.
+        """
+        total = {consumer.key: BlockProgress(consumer.key) for consumer in self._consumers}
+        consumers = {consumer.key: consumer for consumer in self._consumers}
+        for letter in letters:
+            session = await self._storage.log.session(user_id, letter.session_id)
+            consumer = consumers.get(letter.block)
+            if session is None or consumer is None:
+                continue
+            step = await absorb_letter(self._storage, consumer, session, letter, counter=self._counter)
+            before = total[letter.block]
+            total[letter.block] = replace(
+                before,
+                absorbed=before.absorbed + step.messages,
+                pending=before.pending + (letter.hi - letter.lo if step.error else 0),
+                error=step.error or before.error,
+            )
         return FlushReport(tuple(total.values()))
 
     async def _deliver(self, session: Session, due: Due) -> tuple[BlockProgress, ...]:

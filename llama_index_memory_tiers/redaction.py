@@ -191,7 +191,7 @@ def _is_made_up(match: re.Match[str]) -> bool:
 def _is_sk(match: re.Match[str]) -> bool:
     """Tell a key from a hyphenated name such as the one of a Python package beginning with `sk-`."""
     run = max(re.findall(r"[A-Za-z0-9]+", match[0]), key=len)
-    return len(run) >= (20 if run.islower() else 12)
+    return len(match[0]) > _LONG or len(run) >= (20 if run.islower() else 12)
 
 
 def _is_bearer(match: re.Match[str]) -> bool:
@@ -226,16 +226,19 @@ def _is_chinese_password(match: re.Match[str]) -> bool:
 _LEFT = r"(?<![A-Za-z0-9])"
 _CHAR = r"[^\s\"'`<>,;&“”‘’「」『』（）【】，。；！？、\u3000-\u9fff\uff00-\uffef]"
 _BARE = (  # a run without the punctuation that ends a phrase; a comma inside belongs to it, a comma before `name=` does not
-    rf"[\"'`“‘]?(?P<secret>{_CHAR}+(?:[,;&\"'<>](?={_CHAR})(?![\w.-]{{1,40}}=){_CHAR}*){{0,16}}(?<![.,;:)\]}}>*]))"
+    rf"(?!\\[\"'])[“‘]?(?P<secret>{_CHAR}+(?:[,;&\"'<>](?={_CHAR})(?![\w.-]{{1,40}}=){_CHAR}*){{0,16}}(?<![.,;:)\]}}>*]))"
 )
-_QUOTED = r"(?P<q>\\?[\"'`]|\*\*)(?P<secret>[^\n]{1,4096}?)(?<!\\)(?P=q)"
+_QUOTED = (  # up to the same quote; when that is missing, a run
+    rf"(?P<q>\\?[\"'`]|\*\*)(?P<secret>[^\n]{{1,4096}}?(?=(?<!\\)(?P=q))|{_CHAR}+)"
+)
 _PASSWORD = (
     r"(?P<kw>password|passwd|passcode|passphrase|pass[ ](?:code|phrase|word)|pwd|\bpass(?=[\"']?[ ]?[:=]))"
 )
 _TOKEN = (
-    r"(?P<kw>(?:api|access|secret|auth|account|private|signing|encryption|master|license|shared|client|service)"
+    r"(?P<kw>(?:api|access|secret|auth|private|signing|encryption|license)"
     r"[ _-]?(?:access[ _-]?)?key|secret(?:[ _-]?key[ _-]?base)?|token)"
 )
+_TOKEN_HINTS = "secret token api access auth private signing encryption license"
 _ASSIGNED = r"\\?[\"'\]`*]{0,3}[ \t]{0,4}(?::=|=>|={1,2}|[:：＝])[ \t*]{0,4}"
 _SAID = (
     r"(?:[ \t]{1,3}(?:for|to|of|on|at|in)(?:[ \t]{1,3}[^\W_][\w'’.@/-]{0,30}){1,6}?|[ \t]?\([^)\n]{1,40}\))?"
@@ -246,8 +249,9 @@ _SAID = (
 _ZH_WORD = (
     r"(?P<kw>密码|口令|密钥|秘钥|密匙|私钥|令牌|暗号|password|passwd|token|(?:api|secret|access)[ _-]?key)"
 )
+_ZH_HINTS = "密码 口令 密钥 秘钥 密匙 私钥 令牌 暗号 是 为 ： 等于 成 到 叫"
 _ZH_SAID = (
-    r"(?:[ \t]{0,3}(?:(?:已经|已|现在|目前|暂时|应该|一直|默认|还|都|仍|就|刚|被?我)[ \t]?){0,3}(?:[：:=＝]|(?:是|为|等于"
+    r"(?:[ \t]{0,3}(?:(?:已经|已|现在|目前|暂时|应该|一直|默认|还|都|仍|就|刚|被?我)[ \t]?){0,3}(?:[：＝]|(?<![A-Za-z])[:=]|(?:是|为|等于"
     r"|(?:改|设|换|设置|变)(?:成|为|到)了?|叫做?)[：:]?)|(?=[ \t]))[ \t]{0,3}"
 )
 _ZH_OWNED = r"(?P<kw>(?:我|你|他|她|咱|家)[^\n。，；：:是为]{0,12}密码|口令|暗号)"
@@ -293,8 +297,16 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
         r"|(?i:aws|amazon)[^\n]{0,60}?(?i:secret|key)[^\n]{0,40}?(?<![A-Za-z0-9/+]))"
         r"(?P<secret>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])",
     ),
-    _pattern("github-token", "gh github_pat_", _LEFT + r"(?:gh[pousr]_|github_pat_)[A-Za-z0-9_]{20,}"),
-    _pattern("gitlab-token", "gl", _LEFT + r"gl(?:pat|ptt|dt|rt|cbt|soat|ft|imt|agent)-[A-Za-z0-9_.-]{16,}"),
+    _pattern(
+        "github-token",
+        "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_",
+        _LEFT + r"(?:gh[pousr]_|github_pat_)[A-Za-z0-9_]{20,}",
+    ),
+    _pattern(
+        "gitlab-token",
+        "glpat- glptt- gldt- glrt- glcbt- glsoat- glft- glimt- glagent-",
+        _LEFT + r"gl(?:pat|ptt|dt|rt|cbt|soat|ft|imt|agent)-[A-Za-z0-9_.-]{16,}",
+    ),
     _pattern(
         "slack-token",
         "xox xapp- hooks.slack",
@@ -374,19 +386,19 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
         _is_quoted_token,
     ),
     _pattern(
-        "secret", "key secret token", rf"(?i:{_TOKEN}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", _is_quoted_token
+        "secret", _TOKEN_HINTS, rf"(?i:{_TOKEN}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", _is_quoted_token
     ),
-    _pattern("secret", "key secret token", rf"(?i:{_TOKEN}(?:{_ASSIGNED}|{_SAID})){_BARE}", _is_token),
+    _pattern("secret", _TOKEN_HINTS, rf"(?i:{_TOKEN}(?:{_ASSIGNED}|{_SAID})){_BARE}", _is_token),
     _pattern(
         "password",
-        "密 口令 私钥 秘钥 令牌 暗号 pass token key",
+        _ZH_HINTS,
         rf"(?i:{_ZH_WORD}){_ZH_SAID}[“‘「『《【\"'`](?P<secret>[^”’」』》】\"'`\n]{{1,128}})[”’」』》】\"'`]",
         _is_quoted_password,
     ),
     _pattern(
         "password",
-        "密 口令 私钥 秘钥 令牌 暗号 pass token key",
-        rf"(?i:{_ZH_WORD}){_ZH_SAID}(?P<secret>[!-~]{{3,}}(?<![.,;:!?)\]}}>\"'`]))",
+        _ZH_HINTS,
+        rf"(?i:{_ZH_WORD}){_ZH_SAID}{_BARE}",
         _is_chinese_password,
     ),
     _pattern(
@@ -434,6 +446,7 @@ class Redactor:
     patterns: tuple[Pattern, ...] = DEFAULT_PATTERNS
     _: KW_ONLY
     key: bytes | None = field(default=None, repr=False)
+    _literals: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.key is not None and not self.key:
@@ -443,6 +456,7 @@ class Redactor:
                 remedy="Pass random bytes from your secret store, or None for the package's constant.",
             )
         object.__setattr__(self, "patterns", tuple(self.patterns))
+        object.__setattr__(self, "_literals", tuple({hint for p in self.patterns for hint in p.hints}))
 
     def text(self, text: str) -> str:
         """Redact free text.
@@ -486,7 +500,8 @@ class Redactor:
 
     def _pass(self, text: str) -> str:
         lowered = text.lower()
-        due = [p for p in self.patterns if not p.hints or any(hint in lowered for hint in p.hints)]
+        seen = {literal for literal in self._literals if literal in lowered}
+        due = [p for p in self.patterns if not p.hints or not seen.isdisjoint(p.hints)]
         if not due:
             return text
         parts = _PLACEHOLDER.split(text)  # odd ones are placeholders

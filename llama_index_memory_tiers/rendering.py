@@ -236,16 +236,15 @@ def _templated(sections: Sequence[_Section], template: RichPromptTemplate) -> li
 
 
 def _filled(blocks: Sequence[ContentBlock], real: dict[str, ContentBlock]) -> list[ContentBlock]:
-    """Put the real blocks where the stand-ins are; neighbouring text becomes one block."""
+    """Put the real blocks where the stand-ins are; text around them becomes one block."""
     content: list[ContentBlock] = []
-    text = ""
     for block in blocks:
         printed = block.text if isinstance(block, TextBlock) else str(getattr(block, "url", ""))
         pieces = _STAND_IN.split(printed)
         if not isinstance(block, TextBlock) and len(pieces) == 1:
-            content += [TextBlock(text=text), block] if text.strip() else [block]
-            text = ""
+            content.append(block)
             continue
+        text = ""
         for at, piece in enumerate(pieces):
             put = real.get(piece) if at % 2 else TextBlock(text=piece)
             if isinstance(put, TextBlock):
@@ -253,4 +252,5 @@ def _filled(blocks: Sequence[ContentBlock], real: dict[str, ContentBlock]) -> li
             elif put is not None:
                 content += [TextBlock(text=text), put] if text.strip() else [put]
                 text = ""
-    return [*content, TextBlock(text=text)] if text.strip() else content
+        content += [TextBlock(text=text)] if text.strip() else []
+    return content

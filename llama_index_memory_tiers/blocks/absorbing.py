@@ -13,7 +13,7 @@ from llama_index.core.base.llms.types import MessageRole, ToolCallBlock
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.events import BatchAbsorbed, BlockFailed, emit
 from llama_index_memory_tiers.records import Batch, Changes, Reads, Record, Scope, StoredMessage
-from llama_index_memory_tiers.storage import OwnerReader, Session, Storage, owner_key
+from llama_index_memory_tiers.storage import DeadLetter, OwnerReader, Session, Storage, owner_key
 
 Trigger = Literal["turn", "flush", "idle"]
 Outcome = Literal["absorbed", "nothing", "busy", "failed", "outage", "parked", "again"]
@@ -231,6 +231,42 @@ async def absorb(
         before=await _before(storage, session, cursor.pos) if consumer.uses_model else (),
     )
     return await _attempt(storage, consumer, batch, me, epoch, counter, claim_seconds, cursor.attempts)
+
+
+async def absorb_letter(
+    storage: Storage, consumer: Consumer, session: Session, letter: DeadLetter, *, counter: TokenCounter
+) -> Step:
+    """Try a dead letter again; it is gone in the transaction that absorbs its range.
+
+    Args:
+        storage: Where.
+        consumer: Who.
+        session: Which session.
+        letter: The range.
+        counter: Measures texts.
+
+    Returns:
+        What became of it.
+    """
+    scope = Scope(session.session_id, session.user_id or None)
+    owner = owner_key(scope, session.sid, per_session=consumer.per_session)
+    epoch = await storage.records.epoch(owner)
+    rows, _ = await storage.log.read(session.sid, session.session_id, after=letter.lo, until=letter.hi)
+    batch = Batch(scope, owner, session.sid, letter.lo, letter.hi, tuple(rows))
+    try:
+        reader = OwnerReader(storage.records, owner, consumer.key)
+        draft = await asyncio.wait_for(consumer.prepare(batch, reader, counter), consumer.timeout_seconds)
+        changes = await storage.records.commit(
+            owner,
+            consumer.key,
+            epoch=epoch,
+            fence=lambda connection: storage.cursors.bury(connection, letter.id),
+            reads=Reads() if draft is None else consumer.reads(draft),
+            merge=lambda records: Changes() if draft is None else consumer.merge(draft, records),
+        )
+    except Exception as error:  # noqa: BLE001  # it stays a dead letter, with the newest reason in the report
+        return Step("failed", error=type(error).__name__)
+    return Step("absorbed", messages=len(rows)) if changes is not None else Step("again")
 
 
 async def _before(storage: Storage, session: Session, pos: int) -> tuple[StoredMessage, ...]:

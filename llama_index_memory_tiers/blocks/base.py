@@ -14,10 +14,9 @@ from pydantic import Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
 from llama_index_memory_tiers.blocks.absorbing import Due, Trigger, absorb
-from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.budget import Item, TokenCounter, section_text
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
 from llama_index_memory_tiers.records import Batch, Changes, Place, Reads, Record, Scope
-from llama_index_memory_tiers.rendering import render_items
 from llama_index_memory_tiers.storage import Entry, OwnerReader, Storage, codec, owner_key
 
 _NO_SESSION = "default"  # stock Memory always names a session; a block called by hand may not
@@ -203,7 +202,7 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         )
         owner = owner_key(scope, session.sid)
         items = await self.recall(query, OwnerReader(storage.records, owner, self.key))
-        return render_items(_affordable(items, counter))
+        return section_text(_affordable(items, counter))
 
     async def aclose(self) -> None:
         """Close the private storage of a block that was used in stock `Memory`."""

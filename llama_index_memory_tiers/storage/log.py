@@ -109,11 +109,13 @@ class Window:
         messages: Shared with the cache: copy before handing out.
         counters: Counter's name of each message.
         damaged: Sequence numbers of rows that could not be read.
+        owner_rev: Revision of what is known about the user.
     """
 
     sid: int = 0
     head_seq: int = 0
     window_rev: int = 0
+    owner_rev: int = 0
     messages: tuple[StoredMessage, ...] = ()
     counters: tuple[str, ...] = ()
     damaged: tuple[int, ...] = ()
@@ -153,6 +155,7 @@ class MessageLog:
         self._s = s = tables.sessions
         self._m = m = tables.messages
         self._c = tables.cursors
+        o = tables.owners
         mine = and_(s.c.user_id == bindparam("u"), s.c.session_id == bindparam("s"))
         session = (
             s.c.sid, s.c.user_id, s.c.session_id, s.c.head_seq, s.c.active_tokens, s.c.window_rev, s.c.last_put_at
@@ -172,9 +175,11 @@ class MessageLog:
         self._of_user = select(*session).where(s.c.user_id == bindparam("u")).order_by(s.c.sid)
         self._columns = (m.c.seq, m.c.uid, m.c.status, m.c.tokens, m.c.counter, m.c.created_at, m.c.data, m.c.meta)
         self._window = (
-            select(s.c.sid, s.c.head_seq, s.c.window_rev, *self._columns)
+            select(s.c.sid, s.c.head_seq, s.c.window_rev, o.c.rev.label("owner_rev"), *self._columns)
             .select_from(
                 s.outerjoin(m, and_(m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.seq > bindparam("after")))
+                # Comes along to tell whether a remembered recall is still the newest.
+                .outerjoin(o, o.c.owner == bindparam("owner"))
             )
             .where(mine)
             .order_by(m.c.seq)
@@ -475,13 +480,14 @@ class MessageLog:
         if not rows:
             return Window()
         first = rows[0]
-        if (first.sid, first.head_seq) == (known.sid, known.head_seq):
+        if (first.sid, first.head_seq, first.owner_rev or 0) == (known.sid, known.head_seq, known.owner_rev):
             return known
         new, damaged = self._decode(rows, first.sid, session_id)
         window = Window(
             sid=first.sid,
             head_seq=first.head_seq,
             window_rev=first.window_rev,
+            owner_rev=first.owner_rev or 0,
             messages=known.messages + tuple(message for message, _ in new),
             counters=known.counters + tuple(counter for _, counter in new),
             damaged=known.damaged + damaged,
@@ -491,7 +497,7 @@ class MessageLog:
 
     async def _read_window(self, user_id: str, session_id: str, after: int) -> Sequence[Row[Any]]:
         async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
-            values = {"u": user_id, "s": session_id, "after": after}
+            values = {"u": user_id, "s": session_id, "after": after, "owner": f"u:{user_id}"}
             return (await connection.execute(self._window, values)).all()
 
         return await self._database.read(work)

@@ -363,6 +363,39 @@ class RecordStore:
             found[row.record_id] = RecalledMessage(row.record_uid, message, by_id[row.record_id])
         return [found[hit.id] for hit in hits if hit.id in found]
 
+    async def hits_of(self, owner: str, scores: Mapping[str, float]) -> list[Hit]:
+        """Candidates that another index found, known by their public ids.
+
+        Args:
+            owner: Whose; ids of others are dropped.
+            scores: Public id → score.
+
+        Returns:
+            Candidates, best first.
+        """
+        r = self._r
+        query = select(r.c.uid, r.c.id, r.c.sid, r.c.seq, r.c.tokens, r.c.said_at, r.c.speaker).where(
+            r.c.uid.in_(list(scores)), r.c.owner == owner, self._live
+        )
+
+        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+            return (await connection.execute(query, {"now": self._now()})).all()
+
+        rows = await self._database.read(work) if scores else []
+        hits = [
+            Hit(
+                id=row.id,
+                score=scores[row.uid],
+                legs={"store": scores[row.uid]},
+                place=None if row.sid is None else (row.sid, row.seq),
+                tokens=row.tokens,
+                said_at=_seconds(row.said_at),
+                speaker=row.speaker,
+            )
+            for row in rows
+        ]
+        return sorted(hits, key=lambda hit: (-hit.score, hit.id))
+
     async def records_of(self, owner: str, hits: Sequence[Hit]) -> list[Record]:
         """The records that recall found, in the order of the hits; those no longer live are missing."""
         r = self._r
@@ -399,6 +432,10 @@ class OwnerReader:
     async def search(self, query: IndexQuery, *, model: str = "") -> list[Hit]:
         """Candidates, best first; see `RecordStore.search`."""
         return await self._store.search(self.owner, model, query)
+
+    async def hits_of(self, scores: Mapping[str, float]) -> list[Hit]:
+        """Candidates of another index; see `RecordStore.hits_of`."""
+        return await self._store.hits_of(self.owner, scores)
 
     async def messages_of(self, hits: Sequence[Hit]) -> list[RecalledMessage]:
         """Messages behind candidates; see `RecordStore.messages_of`."""

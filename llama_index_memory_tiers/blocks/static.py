@@ -1,0 +1,22 @@
+"""StaticMemoryBlock: content that stands in every context."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from llama_index.core.memory import StaticMemoryBlock as _CoreStaticMemoryBlock
+
+
+class StaticMemoryBlock(_CoreStaticMemoryBlock):
+    """Content that stands in every context, such as who the user is or how to behave.
+
+    The arguments are those of LlamaIndex's block of the same name. With priority 0, the default, it is never cut,
+    and `TieredMemory` refuses at construction what could never fit.
+
+    Args:
+        static_content: A text, or content blocks: text, images, documents …, given as bytes, path or URL.
+        name: Section in the context.
+        priority: 0 is never cut, larger numbers are cut first.
+    """
+
+    stable: ClassVar[bool] = True

@@ -1,0 +1,259 @@
+"""VectorMemoryBlock: every message is recallable, by its words and by its meaning."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.memory.memory_blocks.vector import (
+    DEFAULT_RETRIEVED_TEXT_TEMPLATE,
+)
+from llama_index.core.memory.memory_blocks.vector import (
+    VectorMemoryBlock as _CoreVectorMemoryBlock,
+)
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.settings import Settings
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    MetadataFilter,
+    MetadataFilters,
+    VectorStoreQuery,
+)
+from pydantic import Field, field_validator
+
+from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.events import BlockFailed, emit
+from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Record, StoredMessage
+from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, RecalledMessage
+from llama_index_memory_tiers.text import analyse, day_label, day_terms, escape
+
+_KIND = "message"
+_RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.FUNCTION})
+# Embedding models read a few hundred words; the rest of a long message is found by BM25.
+_EMBEDDED_CHARACTERS = 8000
+# Candidates beyond what fits, so that packing has a choice of lengths.
+_SURPLUS = 1.3
+_MOST_HITS = 1000
+
+
+def _embed_model_of_settings() -> BaseEmbedding | None:
+    # Settings.embed_model would resolve OpenAI's when nothing is set.
+    return Settings._embed_model  # noqa: SLF001
+
+
+class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
+    """Remembers every message and recalls those that matter for the current request.
+
+    Hybrid search with an embedding model, BM25 alone without one; no model is asked for that was not given. The
+    arguments of LlamaIndex's block of the same name work; here each message is an item of its own, so that a
+    context is filled by the message.
+
+    Args:
+        vector_store: A LlamaIndex vector store of your own for the dense leg; texts still come from our storage.
+        embed_model: Default: `Settings.embed_model` if you have set it; `None` is BM25 alone.
+        similarity_top_k: At most so many messages; default `None`: as many as the token budget holds.
+        retrieval_context_window: How many of the newest messages make the query; default 1, the request itself.
+        format_template: Applied to each message; variable `text`.
+        node_postprocessors: Filter or rerank what was found, such as a reranker.
+        query_kwargs: For the vector store.
+    """
+
+    name: str = "RetrievedMessages"
+    priority: int = Field(default=2, ge=0)
+    vector_store: BasePydanticVectorStore | None = None  # type: ignore[assignment]  # optional here
+    embed_model: BaseEmbedding | None = Field(default_factory=_embed_model_of_settings)  # type: ignore[assignment]  # optional here
+    similarity_top_k: int | None = Field(default=None, ge=1)  # type: ignore[assignment]  # optional here
+    retrieval_context_window: int = Field(default=1, ge=1)
+
+    @field_validator("vector_store", mode="before")
+    @classmethod
+    def validate_vector_store(cls, v: Any) -> Any:
+        """A vector store is optional here."""
+        return v
+
+    # -- absorbing -------------------------------------------------------------------------------------------
+
+    async def prepare(
+        self, batch: Batch, reader: OwnerReader, counter: TokenCounter
+    ) -> tuple[NewRecord, ...] | None:
+        """Analyse and embed each message."""
+        told = [(stored, text) for stored in batch.messages if (text := _said(stored))]
+        if not told:
+            return None
+        vectors = await self._embed([_dense_key(stored, text) for stored, text in told])
+        records = tuple(
+            NewRecord(
+                id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.key}/{batch.sid}/{stored.seq}/{stored.id}")),
+                kind=_KIND,
+                said_at=stored.created_at,
+                sources=(stored.place,),
+                terms=_terms(stored, text),
+                speaker=stored.meta.sent_from,
+                tokens=counter.text(_line(stored) + "\n"),
+                vector=vector,
+                model=self._model,
+            )
+            for (stored, text), vector in zip(told, vectors, strict=True)
+        )
+        if self.vector_store is not None:
+            # Ids name the message, so that a repeated delivery overwrites; SQL decides what is recalled.
+            await self.vector_store.async_add([self._node(record, batch.owner) for record in records])
+        return tuple(records)
+
+    def merge(self, draft: tuple[NewRecord, ...], records: Sequence[Record]) -> Changes:  # noqa: ARG002
+        """Write one reference per message."""
+        return Changes(add=draft)
+
+    async def _embed(self, texts: list[str]) -> list[tuple[float, ...] | None]:
+        if self.embed_model is None:
+            return [None] * len(texts)
+        return [tuple(row) for row in await self.embed_model.aget_text_embedding_batch(texts)]
+
+    @property
+    def _model(self) -> str:
+        if self.embed_model is None or self.vector_store is not None:
+            return ""
+        return self.embed_model.model_name
+
+    def _node(self, record: NewRecord, owner: str) -> TextNode:
+        node = TextNode(id_=record.id, text=record.id, metadata={"owner": owner, "block": self.key})
+        node.embedding = list(record.vector) if record.vector is not None else None
+        return node
+
+    # -- recall ----------------------------------------------------------------------------------------------
+
+    async def recall(self, query: Query, reader: OwnerReader) -> list[Item]:
+        """Offer messages, the most valuable per token first."""
+        text = self._asked(query)
+        if not text.strip():
+            return []
+        vector = await self._query_vector(text, query)
+        if self.vector_store is not None and vector is not None:
+            hits = await self._from_store(text, vector, query, reader)
+        else:
+            hits = await reader.search(
+                IndexQuery(
+                    text=text,
+                    now=query.now,
+                    vector=vector,
+                    kinds=frozenset({_KIND}),
+                    blocks=frozenset({self.key}),
+                    exclude=query.visible,
+                    limit=_MOST_HITS,
+                ),
+                model=self._model,
+            )
+        found = await reader.messages_of(self._enough(hits, query.allowance))
+        found = await self._postprocessed(found, text)
+        return [self._item(message, len(found) - rank) for rank, message in enumerate(found)]
+
+    def _asked(self, query: Query) -> str:
+        if self.retrieval_context_window == 1:
+            return query.text
+        recent = [message.content or "" for message in query.messages[-self.retrieval_context_window :]]
+        return "\n".join(dict.fromkeys([*recent, query.text]))
+
+    async def _query_vector(self, text: str, query: Query) -> tuple[float, ...] | None:
+        if self.embed_model is None:
+            return None
+        try:
+            return tuple(await self.embed_model.aget_query_embedding(text[:_EMBEDDED_CHARACTERS]))
+        except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find messages
+            emit(BlockFailed(session_id=query.scope.session_id, block=self.key, error=type(error).__name__))
+            return None
+
+    async def _from_store(
+        self, text: str, vector: Sequence[float], query: Query, reader: OwnerReader
+    ) -> list[Hit]:
+        assert self.vector_store is not None  # noqa: S101  # asked by the caller
+        mine: list[Any] = [MetadataFilter(key="owner", value=reader.owner), MetadataFilter(key="block", value=self.key)]
+        settings: dict[str, Any] = {**self.query_kwargs}
+        given = settings.pop("filters", None)
+        found = await self.vector_store.aquery(
+            VectorStoreQuery(
+                query_str=text,
+                query_embedding=list(vector),
+                similarity_top_k=self.similarity_top_k or _MOST_HITS // 10,
+                filters=MetadataFilters(filters=[*mine, given] if given is not None else mine),
+                **settings,
+            )
+        )
+        ids = found.ids or [node.node_id for node in found.nodes or []]
+        # A store without scores keeps its order.
+        scores = found.similarities or [1.0 / (rank + 1) for rank in range(len(ids))]
+        hits = await reader.hits_of(dict(zip(ids, scores, strict=False)))
+        return [hit for hit in hits if hit.place not in query.visible]
+
+    def _enough(self, hits: Sequence[Hit], allowance: int) -> list[Hit]:
+        chosen: list[Hit] = []
+        tokens = 0.0
+        for hit in hits[: self.similarity_top_k]:
+            if tokens > allowance * _SURPLUS:
+                break
+            tokens += hit.tokens
+            chosen.append(hit)
+        return chosen
+
+    async def _postprocessed(self, found: list[RecalledMessage], text: str) -> list[RecalledMessage]:
+        if not self.node_postprocessors or not found:
+            return found
+        by_id = {message.record_id: message for message in found}
+        nodes = [
+            NodeWithScore(
+                node=TextNode(id_=message.record_id, text=_line(message.message)), score=message.hit.score
+            )
+            for message in found
+        ]
+        for postprocessor in self.node_postprocessors:
+            nodes = await postprocessor.apostprocess_nodes(nodes, query_str=text)
+        return [by_id[node.node.node_id] for node in nodes if node.node.node_id in by_id]
+
+    def _item(self, found: RecalledMessage, rank: int) -> Item:
+        stored = found.message
+        line = _line(stored)
+        if self.format_template is not DEFAULT_RETRIEVED_TEXT_TEMPLATE:
+            line = self.format_template.format(text=line)
+        day = day_label(stored.created_at)
+        return Item(
+            text=line,
+            score=found.hit.score or float(rank),
+            group=f"{stored.session_id}/{day}",
+            header=f"<session date='{day}'>",
+            footer="</session>",
+            order=(stored.created_at.timestamp(), float(stored.seq)),
+            sources=frozenset({stored.place}),
+            legs=found.hit.legs,
+            record_id=found.record_id,
+        )
+
+
+def _said(stored: StoredMessage) -> str:
+    if stored.message.role not in _RECALLED_ROLES:
+        return ""
+    return (stored.message.content or "").strip()
+
+
+def _line(stored: StoredMessage) -> str:
+    """One message as it is shown: by its speaker's name when that is known, else as LlamaIndex shows it."""
+    text = escape((stored.message.content or "").strip())
+    if stored.meta.sent_from:
+        return f"{escape(stored.meta.sent_from)}: {text}"
+    return f"<message role='{stored.message.role.value}'>{text}</message>"
+
+
+def _dense_key(stored: StoredMessage, text: str) -> str:
+    speaker = stored.meta.sent_from
+    return (f"{speaker}: {text}" if speaker else text)[:_EMBEDDED_CHARACTERS]
+
+
+def _terms(stored: StoredMessage, text: str) -> Mapping[str, int]:
+    terms = dict(analyse(text))
+    for extra in (analyse(stored.meta.sent_from), day_terms(stored.created_at)):
+        for term, count in extra.items():
+            terms[term] = terms.get(term, 0) + count
+    return terms
+

@@ -1,0 +1,411 @@
+"""One context out: blocks answer at the same time, each for itself, and the best that fits is rendered."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
+from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod
+from llama_index.core.prompts import RichPromptTemplate
+
+from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock, newest_request
+from llama_index_memory_tiers.budget import Item, Packed, Packer, Part, Row, TokenCounter, section_text
+from llama_index_memory_tiers.errors import BudgetError
+from llama_index_memory_tiers.events import BlockFailed, ContextBuilt, ContextReport, ItemReport, PartReport, emit
+from llama_index_memory_tiers.records import Place, Scope, StoredMessage
+from llama_index_memory_tiers.rendering import RecallPosition, render
+from llama_index_memory_tiers.storage import OwnerReader, Storage, Window, codec, owner_key
+
+_REMEMBERED_TURNS = 256
+_FOREIGN_SECONDS = 60.0
+
+Content = Part | Exception
+"""What a block answered: its part, or what it raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How contexts are built.
+
+    Args:
+        token_limit: Everything returned, after the reserve.
+        window_share: Of it, what the window may claim first.
+        insert_method: Where the memory goes.
+        template: How sections are written; `None` as stock does.
+        recall_position: Where volatile sections go.
+        raise_on_overflow: Raise when what must be shown does not fit.
+    """
+
+    token_limit: int
+    window_share: int
+    insert_method: InsertMethod
+    template: RichPromptTemplate | None
+    recall_position: RecallPosition
+    raise_on_overflow: bool
+
+
+@dataclass(slots=True)
+class TurnCache:
+    """What was recalled for the newest turns: an agent asks once per tool round."""
+
+    kept: OrderedDict[tuple[Any, ...], dict[str, Content]] = field(default_factory=OrderedDict)
+
+    def get(self, key: tuple[Any, ...]) -> dict[str, Content] | None:
+        """What was recalled for this turn, if it is remembered."""
+        found = self.kept.get(key)
+        if found is not None:
+            self.kept.move_to_end(key)
+        return found
+
+    def put(self, key: tuple[Any, ...], contents: dict[str, Content]) -> None:
+        """Remember a turn; failures are asked again."""
+        if any(isinstance(content, Exception) for content in contents.values()):
+            return
+        self.kept[key] = contents
+        while len(self.kept) > _REMEMBERED_TURNS:
+            self.kept.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a context is asked for.
+
+    Args:
+        scope: Who asks.
+        window: The active messages, running turn as it was said.
+        rows: The same for the packer.
+        text: The current request.
+        messages: What foreign blocks are given.
+        limit: Tokens allowed.
+        now: The clock.
+        block_kwargs: Passed on to foreign blocks.
+    """
+
+    scope: Scope
+    window: Window
+    rows: tuple[Row, ...]
+    text: str
+    messages: tuple[ChatMessage, ...]
+    limit: int
+    now: datetime
+    block_kwargs: Mapping[str, Any]
+
+    @property
+    def turn(self) -> int:
+        """Sequence number of the newest user message."""
+        for stored in reversed(self.window.messages):
+            if stored.message.role == MessageRole.USER:
+                return stored.seq
+        return 0
+
+
+def make_request(
+    scope: Scope,
+    window: Window,
+    counter: TokenCounter,
+    *,
+    raw: Mapping[str, ChatMessage],
+    asked: str | ChatMessage | None,
+    messages: Sequence[ChatMessage] | None,
+    limit: int,
+    now: datetime,
+    block_kwargs: Mapping[str, Any],
+) -> Request:
+    """Put together what blocks and packer need to know.
+
+    Args:
+        scope: Who asks.
+        window: The active messages, as stored.
+        counter: Measures.
+        raw: Messages of the running turn whose secrets were replaced in the store, by id.
+        asked: The request as text or message; `None` means the newest user message.
+        messages: Or these messages, whose newest user message is the request.
+        limit: Tokens allowed.
+        now: The clock.
+        block_kwargs: Passed on to foreign blocks.
+
+    Returns:
+        The request.
+    """
+    rows = tuple(_row(stored, raw, counter) for stored in window.messages)
+    shown = [row.message for row in rows]
+    given = list(messages or ())
+    if isinstance(asked, ChatMessage):
+        given.append(asked)
+    elif asked is not None:
+        given.append(ChatMessage(role=MessageRole.USER, content=asked))
+    text = newest_request(given) or (given[-1].content or "" if given else newest_request(shown))
+    return Request(
+        scope=scope,
+        window=window,
+        rows=rows,
+        text=text,
+        messages=tuple([*shown, *given] if messages is None else given),
+        limit=limit,
+        now=now,
+        block_kwargs=block_kwargs,
+    )
+
+
+def _row(stored: StoredMessage, raw: Mapping[str, ChatMessage], counter: TokenCounter) -> Row:
+    said = raw.get(stored.id)
+    if said is None:
+        return Row(stored.message, stored.tokens, stored.place)
+    return Row(said, counter.message(said), stored.place)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A context and how it came to be.
+
+    Args:
+        messages: The context.
+        packed: What was decided.
+        contents: What each block answered.
+    """
+
+    messages: list[ChatMessage]
+    packed: Packed
+    contents: Mapping[str, Content]
+
+
+class ContextBuilder:
+    """Builds contexts for one set of blocks and settings.
+
+    Args:
+        storage: What blocks read.
+        blocks: In the order given by the user.
+        counter: Measures.
+        settings: How.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        blocks: Sequence[BaseMemoryBlock[Any]],
+        counter: TokenCounter,
+        settings: Settings,
+    ) -> None:
+        self._storage = storage
+        self._blocks = tuple(blocks)
+        self._counter = counter
+        self._settings = settings
+        self._turns = TurnCache()
+
+    async def build(self, request: Request) -> Built:
+        """Recall, pack, render.
+
+        Args:
+            request: What for.
+
+        Returns:
+            The context; its messages are the caller's to change.
+
+        Raises:
+            BudgetError: What must be shown does not fit, and the memory was told to raise.
+        """
+        contents = await self.contents(request)
+        packed = await self._pack(request, contents)
+        if packed.overflow and self._settings.raise_on_overflow:
+            raise BudgetError(
+                f"The newest user message and the blocks of priority 0 take {packed.total} tokens.",
+                allowed=f"{request.limit} tokens are allowed (token_limit less reserve_tokens).",
+                remedy="Raise token_limit, shorten the message or the static content, or use overflow='event'.",
+            )
+        emit(
+            ContextBuilt(
+                session_id=request.scope.session_id,
+                tokens=packed.total,
+                limit=request.limit,
+                overflow=packed.overflow,
+            )
+        )
+        return Built([codec.clone(message) for message in self._render(packed)], packed, contents)
+
+    # -- recall ----------------------------------------------------------------------------------------------
+
+    async def contents(self, request: Request) -> dict[str, Content]:
+        """Ask all blocks at once; one that fails or is slow costs its own section only."""
+        key = (
+            request.window.sid, request.window.owner_rev, request.turn, request.text, request.limit,
+            repr(request.block_kwargs) if request.block_kwargs else "",
+        )  # fmt: skip
+        cacheable = request.window.sid != 0
+        found = self._turns.get(key) if cacheable else None
+        if found is None:
+            answers = await asyncio.gather(*(self._ask(block, request) for block in self._blocks))
+            found = {block.name: answer for block, answer in zip(self._blocks, answers, strict=True)}
+            if cacheable:
+                self._turns.put(key, found)
+        return found
+
+    async def raw_contents(self, request: Request) -> dict[str, Any]:
+        """What each block says, uncut: text, content blocks or messages; empty answers are missing."""
+        found: dict[str, Any] = {}
+        for name, content in (await self.contents(request)).items():
+            if isinstance(content, Exception):
+                continue
+            if content.items:
+                found[name] = section_text(content.items)
+            elif content.messages:
+                found[name] = list(content.messages)
+            elif len(content.blocks) == 1 and isinstance(content.blocks[0], TextBlock):
+                found[name] = content.blocks[0].text
+            elif content.blocks:
+                found[name] = list(content.blocks)
+        return found
+
+    async def _ask(self, block: BaseMemoryBlock[Any], request: Request) -> Content:
+        seconds = getattr(block, "timeout_seconds", _FOREIGN_SECONDS)
+        try:
+            if isinstance(block, TieredMemoryBlock):
+                return await asyncio.wait_for(self._recall(block, request), seconds)
+            return await asyncio.wait_for(self._get(block, request), seconds)
+        except Exception as error:  # noqa: BLE001  # a block may raise anything; the chat goes on
+            emit(
+                BlockFailed(
+                    session_id=request.scope.session_id, block=block.name, error=type(error).__name__
+                )
+            )
+            return error
+
+    async def _recall(self, block: TieredMemoryBlock, request: Request) -> Part:
+        owner = owner_key(request.scope, request.window.sid, per_session=block.per_session)
+        query = Query(
+            text=request.text,
+            now=request.now,
+            scope=request.scope,
+            messages=request.messages,
+            visible=self._surely_visible(request),
+            allowance=request.limit,
+            counter=self._counter,
+            sid=request.window.sid,
+        )
+        items = await block.recall(query, OwnerReader(self._storage.records, owner, block.key))
+        return Part(block.name, block.priority, items=tuple(items), stable=block.stable)
+
+    def _surely_visible(self, request: Request) -> frozenset[Place]:
+        """The window from its end, as far as its share reaches: no need to recall it."""
+        visible: set[Place] = set()
+        tokens = 0
+        for row in reversed(request.rows):
+            tokens += row.tokens
+            if tokens > min(self._settings.window_share, request.limit) or row.place is None:
+                break
+            visible.add(row.place)
+        return frozenset(visible)
+
+    async def _get(self, block: BaseMemoryBlock[Any], request: Request) -> Part:
+        content = await block.aget(
+            [codec.clone(message) for message in request.messages],
+            session_id=request.scope.session_id,
+            **copy.deepcopy(dict(request.block_kwargs)),
+        )
+        return _foreign_part(block, content)
+
+    # -- packing ---------------------------------------------------------------------------------------------
+
+    async def _pack(self, request: Request, contents: Mapping[str, Content]) -> Packed:
+        packer = Packer(
+            self._counter,
+            limit=request.limit,
+            rows=request.rows,
+            render=self._render,
+            window_share=min(self._settings.window_share, request.limit),
+        )
+        parts = {name: part for name, part in contents.items() if isinstance(part, Part)}
+        ordered = sorted((b for b in self._blocks if b.name in parts), key=lambda block: block.priority)
+        packer.begin([parts[block.name] for block in ordered if block.priority == 0])
+        for block in ordered:
+            if block.priority > 0:
+                part = parts[block.name]
+                cut = None if part.items else await self._cut_to_fit(block, part, packer.room(part))
+                packer.take(part if cut is None else cut, cut=cut is not None)
+        packer.fill()
+        return packer.result()
+
+    async def _cut_to_fit(self, block: BaseMemoryBlock[Any], part: Part, room: int) -> Part | None:
+        """Let a foreign block cut its own content; `None` when it need not or does not."""
+        content: Any = list(part.messages or part.blocks)
+        size = self._size(content)
+        if not content or size <= room:
+            return None
+        if len(content) == 1 and isinstance(content[0], TextBlock):
+            content = content[0].text
+        try:
+            left = await block.atruncate(copy.copy(content), size - room)
+        except Exception as error:  # noqa: BLE001  # a foreign block may raise anything
+            emit(BlockFailed(block=block.name, error=type(error).__name__))
+            return None
+        return replace(_foreign_part(block, left), stable=part.stable) if left else None
+
+    def _size(self, content: Sequence[Any]) -> int:
+        if content and isinstance(content[0], ChatMessage):
+            return sum(self._counter.message(message) for message in content)
+        return self._counter.blocks(content)
+
+    def _render(self, packed: Packed) -> list[ChatMessage]:
+        return render(
+            packed,
+            insert_method=self._settings.insert_method,
+            template=self._settings.template,
+            recall_position=self._settings.recall_position,
+        )
+
+    # -- the report ------------------------------------------------------------------------------------------
+
+    def report(self, request: Request, built: Built) -> ContextReport:
+        """Say where the tokens of a context went, and what was left out and why."""
+        packed = built.packed
+        kept = {part.part.name: part for part in packed.parts}
+        parts = []
+        for block in self._blocks:
+            content = built.contents.get(block.name)
+            mine = kept.get(block.name)
+            parts.append(
+                PartReport(
+                    name=block.name,
+                    priority=block.priority,
+                    tokens=mine.tokens if mine is not None else 0,
+                    kept=tuple(self._item(item) for item in (mine.items if mine is not None else ())),
+                    left_out=tuple(
+                        self._item(out.item, out.reason)
+                        for out in packed.left_out
+                        if out.part == block.name and out.item is not None
+                    ),
+                    error=type(content).__name__ if isinstance(content, Exception) else None,
+                )
+            )
+        return ContextReport(
+            query=request.text,
+            limit=request.limit,
+            tokens=packed.total,
+            window_tokens=sum(row.tokens for row in packed.rows),
+            window_messages=len(packed.rows),
+            window_left_out=sum(out.row is not None for out in packed.left_out),
+            parts=tuple(parts),
+            overflow=packed.overflow,
+            messages=tuple(built.messages),
+        )
+
+    def _item(self, item: Item, reason: str = "") -> ItemReport:
+        return ItemReport(item.text, self._counter.text(item.text), item.score, item.legs, reason)
+
+
+def _foreign_part(block: BaseMemoryBlock[Any], content: Any) -> Part:
+    stable = bool(getattr(block, "stable", False))
+    if not content:
+        return Part(block.name, block.priority, stable=stable)
+    if isinstance(content, str):
+        return Part(block.name, block.priority, blocks=(TextBlock(text=content),), stable=stable)
+    if isinstance(content, list) and isinstance(content[0], ChatMessage):
+        return Part(block.name, block.priority, messages=tuple(content), stable=stable)
+    if isinstance(content, list):
+        return Part(block.name, block.priority, blocks=tuple(content), stable=stable)
+    raise TypeError(f"{block.name} returned {type(content).__name__}, not text, content blocks or messages")

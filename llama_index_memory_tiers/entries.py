@@ -1,0 +1,173 @@
+"""A message on its way in: freed of recalled text and secrets, counted and written, before anything is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+
+from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.errors import InvalidMessageError
+from llama_index_memory_tiers.records import MessageMeta, aware
+from llama_index_memory_tiers.redaction import Redactor
+from llama_index_memory_tiers.rendering import strip_recalled
+from llama_index_memory_tiers.storage import Entry, Storage, codec
+
+# Longer messages are worked on in a thread: 100 000 characters take about 20 ms to redact, count and write.
+_THREAD_CHARACTERS = 100_000
+_RECALLING_ROLES = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER, MessageRole.USER})
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the application told about the messages of one put.
+
+    Args:
+        created_at: When they were said, microseconds since 1970.
+        meta: JSON of the rest, or `None`.
+    """
+
+    created_at: int
+    meta: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Messages that are ready to be stored.
+
+    Args:
+        entries: Rows for the log.
+        raw: Messages of the newest turn whose secrets were replaced, as they were said, by id.
+        new_turn: Whether a user message is among them.
+    """
+
+    entries: tuple[Entry, ...]
+    raw: Mapping[str, ChatMessage]
+    new_turn: bool
+
+
+class EntryMaker:
+    """Makes entries; everything that can be refused is refused here.
+
+    Args:
+        storage: Clock and ids.
+        counter: Measures.
+        redactor: Takes secrets out, or `None`.
+    """
+
+    def __init__(self, storage: Storage, counter: TokenCounter, redactor: Redactor | None) -> None:
+        self._storage = storage
+        self._counter = counter
+        self._redactor = redactor
+
+    def describe(
+        self,
+        created_at: datetime | None = None,
+        sent_from: str = "",
+        send_to: Sequence[str] = (),
+        cause_by: str = "",
+    ) -> About:
+        """Check what was told about messages.
+
+        Args:
+            created_at: When they were said; naive means UTC; default now.
+            sent_from: Who spoke.
+            send_to: Whom they address; one name or several.
+            cause_by: What made them.
+
+        Returns:
+            The checked metadata.
+
+        Raises:
+            InvalidMessageError: Names the argument and its value.
+        """
+        if created_at is not None and not isinstance(created_at, datetime):
+            raise _wrong("created_at", created_at, "a datetime; a naive one means UTC")
+        for name, value in (("sent_from", sent_from), ("cause_by", cause_by)):
+            if not isinstance(value, str):
+                raise _wrong(name, value, "text")
+        to = (send_to,) if isinstance(send_to, str) else tuple(send_to)
+        if not all(isinstance(name, str) for name in to):
+            raise _wrong("send_to", send_to, "a name or a list of names")
+        moment = aware(created_at) if created_at is not None else self._storage.clock()
+        offset = moment.utcoffset()
+        meta = MessageMeta(
+            sent_from=sent_from,
+            send_to=tuple(name for name in to if name),
+            cause_by=cause_by,
+            utc_offset_seconds=int(offset.total_seconds()) if offset is not None else 0,
+        )
+        return About(codec.to_microseconds(moment), codec.encode_meta(meta))
+
+    async def make(
+        self, messages: Sequence[ChatMessage], uids: Sequence[str | None] | None, about: About
+    ) -> Prepared:
+        """Turn messages into entries.
+
+        Args:
+            messages: In order; they are not changed.
+            uids: One id per message, or `None` to make them.
+            about: From `describe`.
+
+        Returns:
+            Entries for what is left when recalled text is taken out.
+
+        Raises:
+            InvalidMessageError: A message or an id cannot be stored; names it and why.
+        """
+        ids = self._ids(messages, uids)
+        size = sum(len(message.content or "") for message in messages if isinstance(message, ChatMessage))
+        if size > _THREAD_CHARACTERS:
+            return await asyncio.to_thread(self._make, messages, ids, about)
+        return self._make(messages, ids, about)
+
+    def _ids(self, messages: Sequence[ChatMessage], uids: Sequence[str | None] | None) -> list[str]:
+        given = list(uids) if uids is not None else [None] * len(messages)
+        if len(given) != len(messages):
+            raise _wrong("uids", uids, f"one id for each of the {len(messages)} messages")
+        for uid in given:
+            if uid is not None and (not isinstance(uid, str) or not uid.strip() or codec.storable(uid) != uid):
+                raise _wrong("uid", uid, "text with at least one visible character")
+        return [uid if uid is not None else self._storage.ids() for uid in given]
+
+    def _make(self, messages: Sequence[ChatMessage], ids: Sequence[str], about: About) -> Prepared:
+        entries = []
+        raw: dict[str, ChatMessage] = {}
+        new_turn = False
+        for message, uid in zip(messages, ids, strict=True):
+            said = self._own_words(message)
+            if said is None:
+                continue
+            if said.role == MessageRole.USER:
+                raw, new_turn = {}, True
+            kept = said if self._redactor is None else self._redactor.message(said)
+            if kept is not said:
+                raw[uid] = codec.clone(said)
+            entries.append(
+                Entry(
+                    uid=uid,
+                    role=kept.role.value,
+                    tokens=self._counter.message(kept),
+                    counter=self._counter.name,
+                    created_at=about.created_at,
+                    data=codec.encode_message(kept),
+                    meta=about.meta,
+                )
+            )
+        return Prepared(tuple(entries), raw, new_turn)
+
+    def _own_words(self, message: ChatMessage) -> ChatMessage | None:
+        if not isinstance(message, ChatMessage):
+            raise _wrong("message", message, "a llama_index ChatMessage")
+        return strip_recalled(message) if message.role in _RECALLING_ROLES else message
+
+
+def _wrong(name: str, value: object, allowed: str) -> InvalidMessageError:
+    return InvalidMessageError(
+        f"{name}={value!r:.100} was given.",
+        allowed=f"{name} is {allowed}.",
+        remedy="Correct it and put again; nothing was stored.",
+    )

@@ -1,0 +1,675 @@
+"""TieredMemory: takes messages in, keeps the window small, hands contexts out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
+from llama_index.core.memory import Memory
+from llama_index.core.memory.memory import (
+    DEFAULT_MEMORY_BLOCKS_TEMPLATE,
+    DEFAULT_TOKEN_LIMIT,
+    BaseMemoryBlock,
+    InsertMethod,
+)
+from llama_index.core.prompts import RichPromptTemplate
+from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
+from pydantic import PrivateAttr
+from typing_extensions import Self
+
+from llama_index_memory_tiers.arguments import Arguments, Places, check_arguments, resolve_places
+from llama_index_memory_tiers.blocks import consumers_of
+from llama_index_memory_tiers.budget import TokenCounter, plan_flush, window_row
+from llama_index_memory_tiers.context import ContextBuilder, Request, Settings, make_request
+from llama_index_memory_tiers.delivery import Delivery, Key
+from llama_index_memory_tiers.entries import EntryMaker
+from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.events import ContextReport, FlushReport, MessagesPut, WindowFlushed, emit
+from llama_index_memory_tiers.portal import portal
+from llama_index_memory_tiers.records import Scope, StoredMessage
+from llama_index_memory_tiers.redaction import Redactor
+from llama_index_memory_tiers.storage import DeadLetter, Storage
+from llama_index_memory_tiers.storage.chat_store import TieredChatStore
+from llama_index_memory_tiers.windows import LogWindow, SessionWindow, StoreWindow
+
+HANDLE_VERSION = 1
+_RAW_SESSIONS = 1024
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What all memories made from one by `for_session` have in common."""
+
+    storage: Storage
+    owns_storage: bool
+    store: AsyncDBChatStore | None
+    counter: TokenCounter
+    entries: EntryMaker
+    delivery: Delivery
+    contexts: ContextBuilder
+    raw: dict[Key, dict[str, ChatMessage]] = field(default_factory=dict)
+    stuck: set[Key] = field(default_factory=set)
+
+
+class TieredMemory(Memory):
+    """Long-term, tiered memory for LlamaIndex agents: pass it as `memory=` to `FunctionAgent.run`.
+
+    A drop-in for LlamaIndex's `Memory`: all its arguments work. On top, messages survive restarts and crashes,
+    what blocks learn belongs to the user across sessions, and what `aget` returns stays within
+    `token_limit - reserve_tokens` as rendered.
+
+    Args:
+        session_id: The conversation; made up when a `user_id` is given, or when the storage is private.
+        user_id: The person whose long-term memory this is; `None` makes each session its own owner.
+        agent_id: The agent, as provenance.
+        storage: A `Storage` (shared, you close it), a file path or a database URI (closed by `aclose`). `None` is a
+            private temporary database.
+        token_limit: Everything that `aget` returns, in tokens; default 30 000.
+        reserve_tokens: Room left for what is outside memory: system prompt, tool schemas, the answer; default 0.
+        chat_history_token_ratio: Share of the limit above which old turns leave the window, 0 to 1; default 0.7.
+        token_flush_size: About so many tokens leave at once; default a tenth of the limit, at most 3 000.
+        window_messages: Also flush above so many messages; default no bound.
+        memory_blocks: What remembers; names are unique.
+        insert_method: Put the memory into the `system` message or into the newest `user` message.
+        recall_position: With `user`, only what changes from turn to turn stands beside the newest user message.
+        overflow: When priority 0 and the newest user message alone exceed the limit: `event` returns exactly these,
+            `raise` raises `BudgetError`.
+        delivery: Blocks absorb in the `background`, or `inline` before a put returns.
+        claim_seconds: How long the work of a dead worker waits for another; default 30.
+        redaction: Takes secrets out of what is stored; `None` switches it off.
+        tokenizer_fn: Text → list of tokens; default LlamaIndex's.
+        chat_store: A chat store for the window alone; excludes the database arguments.
+        async_database_uri: As in stock; excludes `storage`.
+        async_engine: As in stock; excludes `storage`.
+        table_name: As in stock: prefix of our tables; excludes a `Storage`.
+        db_schema: As in stock; excludes a `Storage`.
+
+    Raises:
+        ConfigurationError: Names the argument, its value and the way out, before anything is stored.
+    """
+
+    user_id: str | None = None
+    agent_id: str | None = None
+    reserve_tokens: int = 0
+    window_messages: int | None = None
+    overflow: Literal["event", "raise"] = "event"
+    delivery: Literal["background", "inline"] = "background"
+    recall_position: Literal["system", "user"] = "system"
+    claim_seconds: float = 30.0
+
+    _shared: _Shared = PrivateAttr()
+    _window: SessionWindow = PrivateAttr()
+    _derived: bool = PrivateAttr(default=False)
+
+    def __init__(
+        self,
+        *,
+        storage: Storage | str | os.PathLike[str] | None = None,
+        redaction: Redactor | Literal["default"] | None = "default",
+        chat_store: AsyncDBChatStore | None = None,
+        table_name: str | None = None,
+        async_database_uri: str | None = None,
+        async_engine: Any = None,
+        db_schema: str | None = None,
+        **fields: Any,
+    ) -> None:
+        places = Places(
+            storage=storage,
+            chat_store=chat_store if chat_store is not None else fields.pop("sql_store", None),
+            table_name=table_name,
+            async_database_uri=async_database_uri,
+            async_engine=async_engine,
+            db_schema=db_schema,
+        )
+        checked = check_arguments(fields)
+        found = resolve_places(places, checked)
+        super().__init__(
+            **{**checked.fields, "user_id": found.user_id, "session_id": found.session_id},
+            sql_store=found.chat_store,
+        )
+        self._start(checked, found.storage, owns=found.owned, store=found.foreign_store, redaction=redaction)
+
+    def _start(
+        self,
+        checked: Arguments,
+        storage: Storage,
+        *,
+        owns: bool,
+        store: AsyncDBChatStore | None,
+        redaction: Redactor | Literal["default"] | None,
+    ) -> None:
+        counter = checked.counter
+        limit = self.token_limit - self.reserve_tokens
+        settings = Settings(
+            token_limit=limit,
+            window_share=self._window_tokens,
+            insert_method=self.insert_method,
+            template=self.memory_blocks_template,
+            recall_position=self.recall_position,
+            raise_on_overflow=self.overflow == "raise",
+        )
+        redactor = Redactor() if redaction == "default" else redaction
+        self._shared = _Shared(
+            storage=storage,
+            owns_storage=owns,
+            store=store,
+            counter=counter,
+            entries=EntryMaker(storage, counter, redactor),
+            delivery=Delivery(
+                storage,
+                consumers_of(self.memory_blocks),
+                counter=counter,
+                claim_seconds=self.claim_seconds,
+                agent_id=self.agent_id,
+            ),
+            contexts=ContextBuilder(storage, self.memory_blocks, counter, settings),
+        )
+        self._window = self._make_window()
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name used in LlamaIndex's serialisation."""
+        return "TieredMemory"
+
+    @classmethod
+    def from_defaults(  # type: ignore[override]  # stock's arguments and ours
+        cls,
+        session_id: str | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        token_limit: int = DEFAULT_TOKEN_LIMIT,
+        memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
+        tokenizer_fn: Callable[[str], list[Any]] | None = None,
+        chat_history_token_ratio: float = 0.7,
+        token_flush_size: int | None = None,
+        memory_blocks_template: RichPromptTemplate = DEFAULT_MEMORY_BLOCKS_TEMPLATE,
+        insert_method: InsertMethod | Literal["system", "user"] = InsertMethod.SYSTEM,
+        image_token_size_estimate: int = 256,
+        audio_token_size_estimate: int = 256,
+        video_token_size_estimate: int = 256,
+        document_token_size_estimate: int = 2048,
+        chat_store: AsyncDBChatStore | None = None,
+        table_name: str | None = None,
+        async_database_uri: str | None = None,
+        async_engine: Any = None,
+        db_schema: str | None = None,
+        **ours: Any,
+    ) -> Self:
+        """Make a memory; see the class for the arguments.
+
+        Args:
+            chat_history: The window to begin with, as after `set`.
+
+        Returns:
+            The memory.
+        """
+        memory = cls(
+            session_id=session_id,
+            token_limit=token_limit,
+            memory_blocks=memory_blocks or [],
+            tokenizer_fn=tokenizer_fn,
+            chat_history_token_ratio=chat_history_token_ratio,
+            token_flush_size=token_flush_size,
+            memory_blocks_template=memory_blocks_template,
+            insert_method=insert_method,
+            image_token_size_estimate=image_token_size_estimate,
+            audio_token_size_estimate=audio_token_size_estimate,
+            video_token_size_estimate=video_token_size_estimate,
+            document_token_size_estimate=document_token_size_estimate,
+            chat_store=chat_store,
+            table_name=table_name,
+            async_database_uri=async_database_uri,
+            async_engine=async_engine,
+            db_schema=db_schema,
+            **ours,
+        )
+        if chat_history is not None:
+            memory.set(chat_history)
+        return memory
+
+    # -- whose memory ----------------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> Storage:
+        """Where everything is kept."""
+        return self._shared.storage
+
+    @property
+    def scope(self) -> Scope:
+        """Whose memory this is."""
+        return Scope(self.session_id, self.user_id, self.agent_id)
+
+    def for_session(self, session_id: str, user_id: str | None = None) -> Self:
+        """Make a memory for another session with the same storage, blocks and settings, at next to no cost.
+
+        Args:
+            session_id: The conversation.
+            user_id: Another person; default the same.
+
+        Returns:
+            The memory; closing it leaves what is shared open.
+        """
+        scope = Scope(session_id, user_id if user_id is not None else self.user_id, self.agent_id)
+        changed: dict[str, Any] = {"session_id": scope.session_id, "user_id": scope.user_id}
+        if scope.user_id != self.user_id and self._shared.store is None:
+            changed["sql_store"] = TieredChatStore(self.storage, user_id=scope.user_id)
+        twin = self.model_copy(update=changed)
+        twin._derived = True
+        twin._window = twin._make_window()
+        return twin
+
+    def to_handle(self) -> dict[str, Any]:
+        """Describe this memory as plain JSON data, for a context that is stored and taken up again.
+
+        Returns:
+            Address without secrets, scope and settings; no blocks, no models.
+        """
+        return {
+            "version": HANDLE_VERSION,
+            "storage": None if self.storage.private else self.storage.address,
+            "table_name": self.storage.table_name,
+            "db_schema": self.storage.db_schema,
+            "session_id": self.session_id,
+            "user_id": self.user_id,
+            "agent_id": self.agent_id,
+            "settings": {name: getattr(self, name) for name in _HANDLE_SETTINGS}
+            | {"insert_method": self.insert_method.value},
+        }
+
+    @classmethod
+    def from_handle(
+        cls,
+        handle: Mapping[str, Any],
+        *,
+        storage: Storage | str | None = None,
+        memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Take up a memory again.
+
+        Args:
+            handle: From `to_handle`.
+            storage: Where it is; default the handle's address, which holds no password.
+            memory_blocks: The blocks, as a handle holds no code and no models.
+            settings: Override the handle's.
+
+        Returns:
+            The memory.
+
+        Raises:
+            ConfigurationError: The handle is of a newer version, or its storage was private.
+        """
+        if handle.get("version") != HANDLE_VERSION:
+            raise ConfigurationError(
+                f"A handle of version {handle.get('version')!r} was given.",
+                allowed=f"This release reads version {HANDLE_VERSION}.",
+                remedy="Install the release that wrote it, or make the memory anew from its ids.",
+            )
+        address = storage if storage is not None else handle["storage"]
+        if address is None:
+            raise ConfigurationError(
+                "The handle of a memory with a private temporary storage was given without storage=.",
+                allowed="A private storage ends with the memory that opened it.",
+                remedy="Pass the same open Storage, or use a file or a database from the beginning.",
+            )
+        if not isinstance(address, Storage):
+            address = Storage(address, table_name=handle["table_name"], db_schema=handle["db_schema"])
+        memory = cls(
+            storage=address,
+            session_id=handle["session_id"],
+            user_id=handle["user_id"],
+            agent_id=handle["agent_id"],
+            memory_blocks=memory_blocks or [],
+            **{**handle["settings"], **settings},
+        )
+        memory._shared.owns_storage = not isinstance(storage, Storage)
+        return memory
+
+    # -- putting ---------------------------------------------------------------------------------------------
+
+    async def aput(
+        self,
+        message: ChatMessage,
+        *,
+        created_at: datetime | None = None,
+        sent_from: str = "",
+        send_to: Sequence[str] = (),
+        cause_by: str = "",
+        uid: str | None = None,
+    ) -> None:
+        """Store a message; when this returns it is durable, whatever blocks or models do.
+
+        Args:
+            message: The message; it is copied.
+            created_at: When it was said; naive means UTC; default now.
+            sent_from: Who spoke.
+            send_to: Whom it addresses.
+            cause_by: What made it.
+            uid: Your own id: repeating a put with it stores nothing twice.
+
+        Raises:
+            InvalidMessageError: It cannot be stored; nothing was.
+        """
+        made = self._shared.entries.describe(created_at, sent_from, send_to, cause_by)
+        await self._put([message], [uid], made)
+
+    async def aput_messages(
+        self,
+        messages: list[ChatMessage],
+        *,
+        created_at: datetime | None = None,
+        sent_from: str = "",
+        send_to: Sequence[str] = (),
+        cause_by: str = "",
+        uids: Sequence[str | None] | None = None,
+    ) -> None:
+        """Store messages in one transaction, all or none; an empty list changes nothing.
+
+        Args:
+            messages: In order; the other arguments are those of `aput` and hold for all of them.
+            uids: One id per message.
+        """
+        made = self._shared.entries.describe(created_at, sent_from, send_to, cause_by)
+        await self._put(messages, uids, made)
+
+    async def _put(self, messages: Sequence[ChatMessage], uids: Sequence[str | None] | None, made: Any) -> None:
+        prepared = await self._shared.entries.make(messages, uids, made)
+        if not prepared.entries:
+            return
+        await self._shared.delivery.catch_up(self._key)
+        result = await self._window.append(prepared.entries, self._shared.delivery.keys)
+        self._remember_raw(prepared.raw, new_turn=prepared.new_turn)
+        emit(
+            MessagesPut(
+                session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens
+            )
+        )
+        await self._after_write(result.active_tokens)
+
+    async def aset(self, messages: list[ChatMessage]) -> None:
+        """Make the window hold these messages: what matches keeps its place, what is dropped is archived.
+
+        Args:
+            messages: The whole window, oldest first; memory text that `aget` put into it is recognised.
+        """
+        prepared = await self._shared.entries.make(messages, None, self._shared.entries.describe())
+        result = await self._window.replace(
+            prepared.entries, self._shared.delivery.keys, self._window_tokens
+        )
+        self._remember_raw(prepared.raw, new_turn=True)
+        await self._after_write(result.active_tokens)
+
+    async def _after_write(self, active_tokens: int) -> None:
+        if active_tokens > self._window_tokens or self.window_messages is not None:
+            await self._flush_window()
+        if self.delivery == "inline":
+            await self._shared.delivery.deliver(self._key)
+            return
+        self._shared.delivery.drain_once(self.user_id or "")
+        self._shared.delivery.schedule(self._key)
+
+    async def _flush_window(self) -> None:
+        if self._key in self._shared.stuck:
+            return  # the newest turn alone is too large; nothing changes before the next one
+        window = await self._window.read()
+        seqs = plan_flush(
+            [window_row(stored.seq, stored.message, stored.tokens) for stored in window.messages],
+            limit_tokens=self._window_tokens,
+            flush_tokens=self.token_flush_size,
+            window_messages=self.window_messages,
+        )
+        if not seqs:
+            self._shared.stuck.add(self._key)
+            return
+        archived = await self._window.archive(seqs)
+        emit(WindowFlushed(session_id=self.session_id, archived=archived))
+
+    async def _manage_queue(self) -> None:
+        await self._flush_window()
+
+    def _remember_raw(self, raw: Mapping[str, ChatMessage], *, new_turn: bool) -> None:
+        """Keep the running turn as it was said, in RAM: an agent can use a key that it was just given."""
+        shared = self._shared
+        if new_turn:
+            shared.raw.pop(self._key, None)
+            shared.stuck.discard(self._key)
+        if raw:
+            shared.raw.setdefault(self._key, {}).update(raw)
+            while len(shared.raw) > _RAW_SESSIONS:
+                del shared.raw[next(iter(shared.raw))]
+
+    # -- getting ---------------------------------------------------------------------------------------------
+
+    async def aget(  # type: ignore[override]  # stock's, and messages=
+        self,
+        input: str | ChatMessage | None = None,  # noqa: A002  # stock's name
+        *,
+        messages: list[ChatMessage] | None = None,
+        initial_token_count: int = 0,
+        **block_kwargs: Any,
+    ) -> list[ChatMessage]:
+        """Return the context for the current request, within the token limit as rendered.
+
+        Args:
+            input: The request as text or message; default the newest user message.
+            messages: Or messages for the blocks to look at, the newest user message being the request.
+            initial_token_count: Tokens that are spoken for already.
+            block_kwargs: Passed on to stock and third-party blocks.
+
+        Returns:
+            Messages, yours to change.
+
+        Raises:
+            BudgetError: What must be shown does not fit, and `overflow="raise"`.
+        """
+        request = await self._request(input, messages, initial_token_count, block_kwargs)
+        return (await self._shared.contexts.build(request)).messages
+
+    async def aexplain(
+        self,
+        input: str | ChatMessage | None = None,  # noqa: A002  # stock's name
+        *,
+        messages: list[ChatMessage] | None = None,
+        **block_kwargs: Any,
+    ) -> ContextReport:
+        """Say what `aget` with these arguments returns and why: tokens per part, what was left out, which leg found it.
+
+        Args:
+            input: See `aget`.
+            messages: See `aget`.
+            block_kwargs: See `aget`.
+
+        Returns:
+            The report, with the context in `messages`.
+        """
+        request = await self._request(input, messages, 0, block_kwargs)
+        contexts = self._shared.contexts
+        return contexts.report(request, await contexts.build(request))
+
+    async def _request(
+        self,
+        asked: str | ChatMessage | None,
+        messages: list[ChatMessage] | None,
+        initial_token_count: int,
+        block_kwargs: Mapping[str, Any],
+    ) -> Request:
+        await self._shared.delivery.catch_up(self._key)
+        self._shared.delivery.drain_once(self.user_id or "")
+        return make_request(
+            self.scope,
+            await self._window.read(),
+            self._shared.counter,
+            raw=self._shared.raw.get(self._key, {}),
+            asked=asked,
+            messages=messages,
+            limit=max(0, self.token_limit - self.reserve_tokens - initial_token_count),
+            now=self.storage.clock(),
+            block_kwargs=block_kwargs,
+        )
+
+    async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
+        """All messages of the session; with a status, those in the window or behind it."""
+        return [stored.message for stored in await self.amessages(status)]
+
+    async def amessages(self, status: MessageStatus | None = None) -> list[StoredMessage]:
+        """Like `aget_all`, with ids, times, tokens and metadata."""
+        return await self._window.history(status)
+
+    async def areset(self, status: MessageStatus | None = None) -> None:
+        """Empty the window and the session's history; what blocks have learnt stays.
+
+        Args:
+            status: Only the window (`active`) or only what is behind it (`archived`).
+        """
+        await self._window.clear(status)
+        self._remember_raw({}, new_turn=True)
+        if self.delivery == "background":
+            self._shared.delivery.schedule(self._key)
+
+    # -- delivery --------------------------------------------------------------------------------------------
+
+    async def aflush(self) -> FlushReport:
+        """Let all blocks absorb this session, and what waits in the user's other sessions, now.
+
+        Returns:
+            Per block what was absorbed and what still waits, and why. Never raises for what a block does.
+        """
+        keys = [self._key]
+        if self.user_id is not None:
+            others = await self.storage.log.sessions(self.user_id)
+            keys += [(s.user_id, s.session_id) for s in others if s.session_id != self.session_id]
+        return await self._shared.delivery.flush(keys)
+
+    async def adead_letters(self) -> list[DeadLetter]:
+        """Ranges of the user's sessions that a block could not absorb."""
+        only = None if self.user_id is not None else self.session_id
+        return await self.storage.cursors.dead(self.user_id or "", only)
+
+    async def areplay(self) -> FlushReport:
+        """Try the dead letters again; those that succeed are gone."""
+        return await self._shared.delivery.replay(await self.adead_letters(), self.user_id or "")
+
+    async def aclose(self, *, flush: bool = False) -> None:
+        """Stop background work; close the storage if this memory opened it. Nothing is lost: the next start goes on.
+
+        Args:
+            flush: Let all blocks absorb what waits before, which may call models.
+        """
+        if self._derived:
+            if flush:
+                await self.aflush()
+            return
+        if flush and not self.storage.closed:
+            await self.aflush()
+        await self._shared.delivery.aclose()
+        if self._shared.owns_storage:
+            await self.storage.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # -- for scripts, threads and notebooks ------------------------------------------------------------------
+
+    def get(  # type: ignore[override]  # stock's, and messages=
+        self,
+        input: str | ChatMessage | None = None,  # noqa: A002  # stock's name
+        *,
+        messages: list[ChatMessage] | None = None,
+        initial_token_count: int = 0,
+        **block_kwargs: Any,
+    ) -> list[ChatMessage]:
+        """See `aget`."""
+        return portal.run(
+            self.aget(input, messages=messages, initial_token_count=initial_token_count, **block_kwargs)
+        )
+
+    def get_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
+        """See `aget_all`."""
+        return portal.run(self.aget_all(status))
+
+    def put(self, message: ChatMessage, **about: Any) -> None:
+        """See `aput`."""
+        portal.run(self.aput(message, **about))
+
+    def put_messages(self, messages: list[ChatMessage], **about: Any) -> None:
+        """See `aput_messages`."""
+        portal.run(self.aput_messages(messages, **about))
+
+    def set(self, messages: list[ChatMessage]) -> None:
+        """See `aset`."""
+        portal.run(self.aset(messages))
+
+    def reset(self) -> None:
+        """See `areset`."""
+        portal.run(self.areset())
+
+    def explain(self, input: str | ChatMessage | None = None, **block_kwargs: Any) -> ContextReport:  # noqa: A002  # stock's name
+        """See `aexplain`."""
+        return portal.run(self.aexplain(input, **block_kwargs))
+
+    def messages(self, status: MessageStatus | None = None) -> list[StoredMessage]:
+        """See `amessages`."""
+        return portal.run(self.amessages(status))
+
+    def flush(self) -> FlushReport:
+        """See `aflush`."""
+        return portal.run(self.aflush())
+
+    def close(self, *, flush: bool = False) -> None:
+        """See `aclose`."""
+        portal.run(self.aclose(flush=flush))
+
+    # -- names that LlamaIndex reaches for -------------------------------------------------------------------
+
+    def _estimate_token_count(
+        self, message_or_blocks: str | ChatMessage | list[ChatMessage] | list[ContentBlock]
+    ) -> int:
+        counter = self._shared.counter
+        if isinstance(message_or_blocks, str):
+            return counter.text(message_or_blocks)
+        if isinstance(message_or_blocks, ChatMessage):
+            return counter.message(message_or_blocks)
+        return sum(
+            counter.message(part) if isinstance(part, ChatMessage) else counter.block(part)
+            for part in message_or_blocks
+        )
+
+    async def _get_memory_blocks_content(
+        self,
+        chat_history: list[ChatMessage],
+        input: str | ChatMessage | None = None,  # noqa: A002  # stock's name
+        **block_kwargs: Any,
+    ) -> dict[str, Any]:
+        given = [*chat_history]
+        if input is not None:
+            given.append(input if isinstance(input, ChatMessage) else ChatMessage(role=MessageRole.USER, content=input))
+        request = await self._request(None, given, 0, block_kwargs)
+        return await self._shared.contexts.raw_contents(request)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _key(self) -> Key:
+        return self.user_id or "", self.session_id
+
+    @property
+    def _window_tokens(self) -> int:
+        return int((self.token_limit - self.reserve_tokens) * self.chat_history_token_ratio)
+
+    def _make_window(self) -> SessionWindow:
+        shared = self._shared
+        if shared.store is not None:
+            return StoreWindow(shared.store, shared.storage, self.scope, shared.counter)
+        return LogWindow(shared.storage, self.scope, shared.counter)
+
+
+_HANDLE_SETTINGS = (
+    "token_limit", "reserve_tokens", "chat_history_token_ratio", "token_flush_size", "window_messages", "overflow",
+    "delivery", "recall_position", "claim_seconds",
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""One background thread with an event loop of its own, for calls from synchronous code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from llama_index_memory_tiers.errors import ConfigurationError
+
+T = TypeVar("T")
+
+
+class Portal:
+    """Runs coroutines to their end for callers without a loop, or with one that is busy (Jupyter).
+
+    Background work that they start goes on in the thread, so that a script's deliveries need no loop of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread and wait for it.
+
+        Args:
+            work: The coroutine.
+
+        Returns:
+            Its result.
+
+        Raises:
+            ConfigurationError: Called from the thread itself, which would wait for itself.
+        """
+        loop = self._running()
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ConfigurationError(
+                "A synchronous memory method was called from inside a memory block.",
+                allowed="Blocks run on an event loop and use the methods that begin with 'a'.",
+                remedy="Await the async method, for example aget() instead of get().",
+            )
+        context = contextvars.copy_context()
+        future: asyncio.Future[T] | Any = asyncio.run_coroutine_threadsafe(_within(context, work), loop)
+        return future.result()  # type: ignore[no-any-return]  # a concurrent future of T
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._thread is None or not self._thread.is_alive():
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="memory-tiers", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+
+async def _within(context: contextvars.Context, work: Coroutine[Any, Any, T]) -> T:
+    """Carry the caller's context variables along: tracing, instrumentation tags."""
+    return await context.run(asyncio.ensure_future, work)
+
+
+portal = Portal()
