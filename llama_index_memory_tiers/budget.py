@@ -87,9 +87,7 @@ class TokenCounter:
         encoding = _encoding_name(tokenizer_fn)
         usual = (("image", image, 256), ("audio", audio, 256), ("video", video, 256))
         changed = [
-            f"{what}={size}"
-            for what, size, default in (*usual, ("document", document, 2048))
-            if size != default
+            f"{what}={size}" for what, size, default in (*usual, ("document", document, 2048)) if size != default
         ]
         self._name = ";".join([name or encoding or _function_name(tokenizer_fn), *changed])
         self._linewise = encoding in _LINEWISE
@@ -267,9 +265,7 @@ def window_row(seq: int, message: ChatMessage, tokens: int) -> WindowRow:
         calls = [block.tool_call_id for block in message.blocks if isinstance(block, ToolCallBlock)]
         older = kwargs.get("tool_calls") if kwargs else None
         if isinstance(older, (list, tuple)):
-            calls += [
-                call.get("id") if isinstance(call, Mapping) else getattr(call, "id", None) for call in older
-            ]
+            calls += [call.get("id") if isinstance(call, Mapping) else getattr(call, "id", None) for call in older]
     answers = kwargs.get("tool_call_id") if kwargs else None
     return WindowRow(
         seq,
@@ -662,11 +658,7 @@ class Packer:
         """
         frame, free = 0, self._free()
         if not part.messages:
-            frame = (
-                self._meter.line(f"<{part.name}>")
-                + self._meter.line(f"</{part.name}>")
-                + max(1, len(part.blocks))
-            )
+            frame = self._meter.line(f"<{part.name}>") + self._meter.line(f"</{part.name}>") + max(1, len(part.blocks))
             free -= 0 if self._open_sections else self._wrapper
         share = free if part.share_tokens is None else min(free, part.share_tokens)
         return 0 if self._overflow else max(0, share - frame)
@@ -887,9 +879,7 @@ class Packer:
             section = self._sections[at]
             for claim in self._claims(at):
                 if claim.piece not in section.kept:
-                    reason = (
-                        "already shown" if self._redundant(claim) else self._reasons.get(claim, "no room")
-                    )
+                    reason = "already shown" if self._redundant(claim) else self._reasons.get(claim, "no room")
                     item = section.part.items[claim.piece] if claim.piece >= 0 else None
                     yield LeftOut(section.part.name, reason, item)
         for name in self._cut:

@@ -17,7 +17,14 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock, newest_request
 from llama_index_memory_tiers.budget import Item, Packed, Packer, Part, Row, TokenCounter, section_text
 from llama_index_memory_tiers.errors import BudgetError
-from llama_index_memory_tiers.events import BlockFailed, ContextBuilt, ContextReport, ItemReport, PartReport, emit
+from llama_index_memory_tiers.events import (
+    BlockFailed,
+    ContextBuilt,
+    ContextReport,
+    ItemReport,
+    PartReport,
+    emit,
+)
 from llama_index_memory_tiers.records import Place, Scope, StoredMessage
 from llama_index_memory_tiers.rendering import RecallPosition, render
 from llama_index_memory_tiers.storage import OwnerReader, Storage, Window, codec, owner_key
@@ -268,11 +275,7 @@ class ContextBuilder:
                 return await asyncio.wait_for(self._recall(block, request), seconds)
             return await asyncio.wait_for(self._get(block, request), seconds)
         except Exception as error:  # noqa: BLE001  # a block may raise anything; the chat goes on
-            emit(
-                BlockFailed(
-                    session_id=request.scope.session_id, block=block.name, error=type(error).__name__
-                )
-            )
+            emit(BlockFailed(session_id=request.scope.session_id, block=block.name, error=type(error).__name__))
             return error
 
     async def _recall(self, block: TieredMemoryBlock, request: Request) -> Part:

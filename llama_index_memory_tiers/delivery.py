@@ -237,9 +237,7 @@ class Delivery:
         await self._first_cursors(session)
         if any("flush" in consumer.absorb_on for consumer in self._consumers):
             due = replace(due, flushed_until=await self._storage.log.flushed_until(session.sid))
-        return tuple(
-            await asyncio.gather(*(self._deliver_to(consumer, session, due) for consumer in self._consumers))
-        )
+        return tuple(await asyncio.gather(*(self._deliver_to(consumer, session, due) for consumer in self._consumers)))
 
     async def _first_cursors(self, session: Session) -> None:
         """A block that was attached later starts at the head if it costs model calls, else at the beginning."""

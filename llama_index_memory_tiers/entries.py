@@ -102,9 +102,7 @@ class EntryMaker:
         )
         return About(codec.to_microseconds(moment), codec.encode_meta(meta))
 
-    async def make(
-        self, messages: Sequence[ChatMessage], uids: Sequence[str | None] | None, about: About
-    ) -> Prepared:
+    async def make(self, messages: Sequence[ChatMessage], uids: Sequence[str | None] | None, about: About) -> Prepared:
         """Turn messages into entries.
 
         Args:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.events import BaseEvent
+from llama_index_instrumentation import get_dispatcher
 
 dispatcher = get_dispatcher("llama_index_memory_tiers")
 
@@ -204,4 +204,6 @@ _HEADS = ("part", "priority", "tokens", "kept", "left out", "error")
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [[str(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

@@ -6,18 +6,23 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
-from llama_index.core.llms import LLM
-from llama_index.core.prompts import BasePromptTemplate, RichPromptTemplate
+from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_tiers.budget import RESULT_ROLES, SYSTEM_ROLES
 from llama_index_memory_tiers.errors import ExtractionError
-from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.rendering import strip_recalled
 from llama_index_memory_tiers.text import escape
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from llama_index.core.llms import LLM
+    from llama_index.core.prompts import BasePromptTemplate
+
+    from llama_index_memory_tiers.records import StoredMessage
 
 PROMPT_VERSION = "facts-1"
 """Names the two prompts below; stored with each fact, so that one can tell later what wrote it."""
@@ -316,6 +321,9 @@ _FACT = re.compile(
     r"(?P<inner>.*?)(?:(?P<end></fact\s*>)|(?=<fact\b)|(?=</facts\s*>)|\Z)",
     re.IGNORECASE | re.DOTALL,
 )
+_OPENED = re.compile(r"<facts\s*>", re.IGNORECASE)
+_CLOSED = re.compile(r"</facts\s*>", re.IGNORECASE)
+_WRAPPED = re.compile(r"<facts\s*>(.*?)</facts\s*>|<facts?\s*/>", re.IGNORECASE | re.DOTALL)
 _ATTRIBUTE = re.compile(r"([\w-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))")
 _CHILD = re.compile(r"<(subject|relation|value|text|said|from|sources?)\s*>(.*?)</\1\s*>", re.IGNORECASE | re.DOTALL)
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
@@ -326,13 +334,16 @@ _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
 _STRINGS = re.compile(r'\[\s*((?:"(?:[^"\\]|\\.)*"\s*,\s*)*"(?:[^"\\]|\\.)*"(?=\s*[,\]]))')
 _KEY_BEFORE = re.compile(r'"([^"\\]{1,40})"\s*:\s*\Z')
 _JSON_TRIES = 500  # each failure reads the rest again
-_BULLET = re.compile(r"\s*(?:[-*•‣–·]|\(?\d{1,3}[.)、:：]|\[\d{1,3}\])\s*(?=\S)(.*)")
+_BULLET = re.compile(r"\s*(?:[-*–+]\s|[•‣·▪]|\(?\d{1,3}(?:[.):]\s|[、．])|\[\d{1,3}\])\s*(\S.*)")
 _REFUSAL = re.compile(r"(?i)\b(?:can ?not|can't|unable|sorry|won't|as an ai)\b|无法|抱歉|不能")
 _NONE = re.compile(
-    r"none|null|nil|nothing|empty|n/a|(?:there (?:are|is|were) )?(?:none|no|nothing)(?: new| additional| other)*"
-    r"(?: relevant| specific| concrete)*(?: facts?| information)?(?: (?:to|were|was|are|is|could|be|found|present|here"
-    r"|add|report|extract|extracted|disclosed|detected|in|the|this|conversation|given|provided))*"
-    r"|(?:没有|暂?无)(?:任何)?(?:新的?|更多|其他)?(?:的)?(?:事实|信息|内容)?(?:可?(?:提取|添加|补充))?",
+    r"none|null|nil|nothing|empty|n/a"
+    r"|(?:there (?:are|is|were|was) |i (?:have|found|see|find) )?(?:none|no|nothing)"
+    r"(?: (?:new|additional|other|further|relevant|specific|concrete|facts?|information|details))*"
+    r"(?: (?:to|were|was|are|is|could|be|found|present|here|add|report|extract|extracted|disclosed|detected|in|the"
+    r"|this|conversation|given|provided|added|needed))*"
+    r"|(?:这里|对话中)?(?:没有|暂?无|未发现)(?:任何|需要|值得|可以?|提取|添加|记录|补充|新|更多|其他|的)*"
+    r"(?:事实|信息|内容)?(?:可?(?:提取|添加|补充|记录))?",
     re.IGNORECASE,
 )
 _PLACEHOLDER = re.compile(
@@ -395,17 +406,20 @@ def _read_tags(text: str) -> Answer | None:
             name.casefold(): double or single or bare
             for name, double, single, bare in _ATTRIBUTE.findall(match["attributes"])
         }
-        inner = _CDATA.sub(r"\1", match["inner"])
+        inner = _CDATA.sub(lambda found: found[1].replace("&", "&amp;"), match["inner"])
         fields.update((name.casefold(), value) for name, value in _CHILD.findall(inner))
         if not _CHILD.search(inner):
             fields["fact"] = inner
-        drafts.append(_draft({name: _unescaped(value) for name, value in fields.items()}))
-    opened = re.search(r"<facts\s*>", text, re.IGNORECASE)
-    if opened and not re.search(r"</facts\s*>", text, re.IGNORECASE):
-        complete = False
-    if not drafts and (not complete or not re.search(r"<facts\s*/>|</facts\s*>|<fact\b[^<>]*/>", text, re.IGNORECASE)):
+        drafts.append(_draft(fields))
+    if drafts:
+        return Answer(tuple(drafts), complete and (not _OPENED.search(text) or bool(_CLOSED.search(text))))
+    wrapped = _WRAPPED.search(text)
+    if wrapped is None:
         return None  # a tag that was only talked about, or cut before the first fact
-    return Answer(tuple(drafts), complete)
+    inner = (wrapped[1] or "").strip()
+    if not inner:
+        return Answer((), complete=True)
+    return _read_json(inner) or _read_none(inner) or _read_bullets(inner)
 
 
 def _read_json(text: str) -> Answer | None:
@@ -455,12 +469,11 @@ def _facts_in(value: Any, depth: int = 0) -> list[FactDraft] | None:
     if isinstance(value, Mapping):
         fields = {str(name).casefold(): held for name, held in value.items()}
         for name in _LIST_KEYS:
-            held = fields.get(name)
-            if name in fields and not (isinstance(held, str) and name in _TEXT_KEYS):
-                return _facts_in(held if isinstance(held, list) else [held or ""], depth + 1)
-        if any(isinstance(fields.get(name), str) for name in (*_TEXT_KEYS, "value")):
-            return [_draft(fields)]
-        return None
+            inner = fields.get(name)
+            if name in fields and not (isinstance(inner, str) and name in _TEXT_KEYS):
+                return _facts_in(inner if isinstance(inner, list) else [inner or ""], depth + 1)
+        held = [fields.get(name) for name in (*_TEXT_KEYS, "value")]
+        return [_draft(fields)] if any(isinstance(one, str | int | float) for one in held) else None
     if not isinstance(value, list) or depth > 2:  # noqa: PLR2004  # {"facts": [[…]]}
         return None
     drafts: list[FactDraft] = []
@@ -505,8 +518,10 @@ def _one_line(value: Any) -> str:
     """Text on one line, its characters as they are."""
     if not isinstance(value, str):
         return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
-    text = "".join(c if c.isprintable() or c in "\u200c\u200d" else " " for c in _repaired(_unescaped(value)))
-    return " ".join(text.split())
+    text = _repaired(_unescaped(value))
+    # Joiners belong to Persian words and to emoji; other invisible characters hide text from people.
+    shown = (c if c.isprintable() or c in "\u200c\u200d" else " " if c.isspace() else "" for c in text)
+    return " ".join("".join(shown).split())
 
 
 def _numbers(value: Any) -> list[int]:
@@ -524,7 +539,7 @@ def _unescaped(text: str) -> str:
         name = match[1]
         if name in _NAMED:
             return _NAMED[name]
-        code = int(name[2:], 16) if name[1] in "xX" else int(name[1:])
+        code = int(f"0{name[1:]}", 16) if name[1] in "xX" else int(name[1:])
         return chr(code) if 0 < code <= 0x10FFFF else match[0]  # noqa: PLR2004  # Unicode ends here
 
     return _ENTITY.sub(character, text)

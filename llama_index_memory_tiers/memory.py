@@ -198,14 +198,7 @@ class TieredMemory(Memory):
         db_schema: str | None = None,
         **ours: Any,
     ) -> Self:
-        """Make a memory; see the class for the arguments.
-
-        Args:
-            chat_history: The window to begin with, as after `set`.
-
-        Returns:
-            The memory.
-        """
+        """Make a memory, with the arguments of the class and `chat_history`: the window to begin with, as after `set`."""
         memory = cls(
             session_id=session_id,
             token_limit=token_limit,
@@ -257,8 +250,8 @@ class TieredMemory(Memory):
         if scope.user_id != self.user_id and self._shared.store is None:
             changed["sql_store"] = TieredChatStore(self.storage, user_id=scope.user_id)
         twin = self.model_copy(update=changed)
-        twin._derived = True
-        twin._window = twin._make_window()
+        twin._derived = True  # noqa: SLF001  # of the same class
+        twin._window = twin._make_window()  # noqa: SLF001  # of the same class
         return twin
 
     def to_handle(self) -> dict[str, Any]:
@@ -368,9 +361,7 @@ class TieredMemory(Memory):
     ) -> None:
         """Store messages in one transaction, all or none; an empty list changes nothing.
 
-        Args:
-            messages: In order; the other arguments are those of `aput` and hold for all of them.
-            uids: One id per message.
+        The arguments are those of `aput` and hold for all messages; `uids` has one id per message.
         """
         made = self._shared.entries.describe(created_at, sent_from, send_to, cause_by)
         await self._put(messages, uids, made)
@@ -382,11 +373,7 @@ class TieredMemory(Memory):
         await self._shared.delivery.catch_up(self._key)
         result = await self._window.append(prepared.entries, self._shared.delivery.keys)
         self._remember_raw(prepared.raw, new_turn=prepared.new_turn)
-        emit(
-            MessagesPut(
-                session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens
-            )
-        )
+        emit(MessagesPut(session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens))
         await self._after_write(result.active_tokens)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
@@ -396,9 +383,7 @@ class TieredMemory(Memory):
             messages: The whole window, oldest first; memory text that `aget` put into it is recognised.
         """
         prepared = await self._shared.entries.make(messages, None, self._shared.entries.describe())
-        result = await self._window.replace(
-            prepared.entries, self._shared.delivery.keys, self._window_tokens
-        )
+        result = await self._window.replace(prepared.entries, self._shared.delivery.keys, self._window_tokens)
         self._remember_raw(prepared.raw, new_turn=True)
         await self._after_write(result.active_tokens)
 
@@ -443,7 +428,7 @@ class TieredMemory(Memory):
 
     # -- getting ---------------------------------------------------------------------------------------------
 
-    async def aget(  # type: ignore[override]  # stock's, and messages=
+    async def aget(
         self,
         input: str | ChatMessage | None = None,  # noqa: A002  # stock's name
         *,
@@ -576,7 +561,7 @@ class TieredMemory(Memory):
 
     # -- for scripts, threads and notebooks ------------------------------------------------------------------
 
-    def get(  # type: ignore[override]  # stock's, and messages=
+    def get(
         self,
         input: str | ChatMessage | None = None,  # noqa: A002  # stock's name
         *,
@@ -585,9 +570,7 @@ class TieredMemory(Memory):
         **block_kwargs: Any,
     ) -> list[ChatMessage]:
         """See `aget`."""
-        return portal.run(
-            self.aget(input, messages=messages, initial_token_count=initial_token_count, **block_kwargs)
-        )
+        return portal.run(self.aget(input, messages=messages, initial_token_count=initial_token_count, **block_kwargs))
 
     def get_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
         """See `aget_all`."""

@@ -46,15 +46,13 @@ class Portal:
             )
         context = contextvars.copy_context()
         future: asyncio.Future[T] | Any = asyncio.run_coroutine_threadsafe(_within(context, work), loop)
-        return future.result()  # type: ignore[no-any-return]  # a concurrent future of T
+        return future.result()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="memory-tiers", daemon=True
-                )
+                self._thread = threading.Thread(target=self._loop.run_forever, name="memory-tiers", daemon=True)
                 self._thread.start()
             return self._loop
 

@@ -85,8 +85,7 @@ _LONG = 64
 _EDGE = "*_.,;:!?()[]{}<>\"'`"
 
 _UNSET = frozenset(  # what stands for a value in code, forms and documentation
-    "none null nil true false undefined empty blank default required optional mandatory hidden masked redacted string"
-    " str int integer text bytes varchar char example sample placeholder unset unknown todo tbd n/a".split()
+    ["none", "null", "nil", "true", "false", "undefined", "empty", "blank", "default", "required", "optional", "mandatory", "hidden", "masked", "redacted", "string", "str", "int", "integer", "text", "bytes", "varchar", "char", "example", "sample", "placeholder", "unset", "unknown", "todo", "tbd", "n/a"]
 )
 _ORDINARY = _UNSET | frozenset(
     # what people say about a password
@@ -231,9 +230,7 @@ _BARE = (  # a run without the punctuation that ends a phrase; a comma inside be
 _QUOTED = (  # up to the same quote; when that is missing, a run
     rf"(?P<q>\\?[\"'`]|\*\*)(?P<secret>[^\n]{{1,4096}}?(?=(?<!\\)(?P=q))|{_CHAR}+)"
 )
-_PASSWORD = (
-    r"(?P<kw>password|passwd|passcode|passphrase|pass[ ](?:code|phrase|word)|pwd|\bpass(?=[\"']?[ ]?[:=]))"
-)
+_PASSWORD = r"(?P<kw>password|passwd|passcode|passphrase|pass[ ](?:code|phrase|word)|pwd|\bpass(?=[\"']?[ ]?[:=]))"
 _TOKEN = (
     r"(?P<kw>(?:api|access|secret|auth|private|signing|encryption|license)"
     r"[ _-]?(?:access[ _-]?)?key|secret(?:[ _-]?key[ _-]?base)?|token)"
@@ -246,9 +243,7 @@ _SAID = (
     r"[ \t]{1,3}(?:is|was|be|been|became|becomes|changed[ ]to|set[ ]to|to)|[ \t]{0,3}[:=：]|['’]s)[ \t]{1,3}"
     r"(?:(?:now|still|just|currently|actually|simply|also|literally|again)[ \t]{1,3}){0,2}"
 )
-_ZH_WORD = (
-    r"(?P<kw>密码|口令|密钥|秘钥|密匙|私钥|令牌|暗号|password|passwd|token|(?:api|secret|access)[ _-]?key)"
-)
+_ZH_WORD = r"(?P<kw>密码|口令|密钥|秘钥|密匙|私钥|令牌|暗号|password|passwd|token|(?:api|secret|access)[ _-]?key)"
 _ZH_HINTS = "密码 口令 密钥 秘钥 密匙 私钥 令牌 暗号 是 为 ： 等于 成 到 叫"
 _ZH_SAID = (
     r"(?:[ \t]{0,3}(?:(?:已经|已|现在|目前|暂时|应该|一直|默认|还|都|仍|就|刚|被?我)[ \t]?){0,3}(?:[：＝]|(?<![A-Za-z])[:=]|(?:是|为|等于"
@@ -270,9 +265,7 @@ _SERVICE_TOKENS = "|".join(  # prefixes as their vendors document them
 )
 
 
-def _pattern(
-    kind: str, hints: str, regex: str, accept: Callable[[re.Match[str]], bool] | None = None
-) -> Pattern:
+def _pattern(kind: str, hints: str, regex: str, accept: Callable[[re.Match[str]], bool] | None = None) -> Pattern:
     return Pattern(kind, re.compile(regex), tuple(hints.split()), accept)
 
 
@@ -346,9 +339,7 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
         r"(?P<secret>[A-Za-z0-9._~+/=:-]{6,})",
     ),
     _pattern("bearer", "bearer", r"(?i:\bbearer[ \t]{1,4})(?P<secret>[A-Za-z0-9._~+/=-]{8,})", _is_bearer),
-    _pattern(
-        "password", "pass pwd", rf"(?i:{_PASSWORD}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", _is_quoted_password
-    ),
+    _pattern("password", "pass pwd", rf"(?i:{_PASSWORD}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", _is_quoted_password),
     _pattern("password", "pass pwd", rf"(?i:{_PASSWORD}(?:{_ASSIGNED}|{_SAID})){_BARE}", _is_password),
     _pattern(
         "password",
@@ -385,9 +376,7 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
         r"(?i:<(?:\w{1,20}[:_-])?(?P<kw>password|passwd|pwd|secret|token|api-?key)>)\s{0,4}(?P<secret>[^<\s][^<\n]{0,1024})</",
         _is_quoted_token,
     ),
-    _pattern(
-        "secret", _TOKEN_HINTS, rf"(?i:{_TOKEN}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", _is_quoted_token
-    ),
+    _pattern("secret", _TOKEN_HINTS, rf"(?i:{_TOKEN}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", _is_quoted_token),
     _pattern("secret", _TOKEN_HINTS, rf"(?i:{_TOKEN}(?:{_ASSIGNED}|{_SAID})){_BARE}", _is_token),
     _pattern(
         "password",
@@ -413,7 +402,7 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
 
 # Fields that pair, type or place a message; changing one breaks it, and none holds free text.
 _FIXED_FIELDS = frozenset(
-    "block_type role tool_call_id tool_name path image_mimetype video_mimetype document_mimetype format detail".split()
+    ["block_type", "role", "tool_call_id", "tool_name", "path", "image_mimetype", "video_mimetype", "document_mimetype", "format", "detail"]
 )
 _ID_KEYS = frozenset({"id", "tool_call_id", "call_id", "tool_id"})
 _PASSWORD_NAME = re.compile(r"(?i).*(?:passwords?|passwd|passcode|passphrase|pwd)|pass|pin|.*密码|.*口令")
@@ -467,9 +456,7 @@ class Redactor:
         Returns:
             The text with placeholders; the same object when nothing was found. Redacting it again changes nothing.
         """
-        while (
-            scrubbed := self._pass(text)
-        ) != text:  # each pass leaves less outside of placeholders, so it ends
+        while (scrubbed := self._pass(text)) != text:  # each pass leaves less outside of placeholders, so it ends
             text = scrubbed
         return text
 
@@ -573,9 +560,7 @@ class Redactor:
         if not isinstance(value, str):
             return self._value(value, kept)
         redacted = self._string(value, kept)
-        secret = not (_unset(value) or _PLACEHOLDER.search(redacted)) and (
-            kind == "password" or _is_named_token(value)
-        )
+        secret = not (_unset(value) or _PLACEHOLDER.search(redacted)) and (kind == "password" or _is_named_token(value))
         return self._placeholder(kind, value) if secret else redacted
 
     def _string(self, text: str, kept: frozenset[str]) -> str:

@@ -27,28 +27,14 @@ MAX_DATED_CHARS = 20_000
 # Function words only: content words that are merely frequent are weighed down by BM25's own IDF. "may" is
 # missing because it is a month.
 _STOP_EN = frozenset(
-    """a about above after again against all also am an and any are aren't as at be because been before being
-    below between both but by can can't cannot could couldn't did didn't do does doesn't doing don't done down
-    during each either else ever for from further get gets got had hadn't has hasn't have haven't having he he'd
-    he'll he's her here here's hers herself him himself his how how's however i i'd i'll i'm i've if in into is
-    isn't it it'd it'll it's its itself just let's me might mightn't mine more most must mustn't my myself neither
-    no nor not of off on once only onto or other ought our ours ourselves out over own per rather really same shall
-    shan't she she'd she'll she's should shouldn't since so some such than that that'd that'll that's the their
-    theirs them themselves then there there'll there's these they they'd they'll they're they've this those
-    though through to too toward towards under until up upon us very was wasn't we we'd we'll we're we've were
-    weren't what what'll what's whatever when when's where where's whether which while who who'd who'll who's
-    whom whose why why's will with within without won't would wouldn't yet you you'd you'll you're you've your
-    yours yourself yourselves s t d ll m re ve ain't gonna wanna""".split()
+    ["a", "about", "above", "after", "again", "against", "all", "also", "am", "an", "and", "any", "are", "aren't", "as", "at", "be", "because", "been", "before", "being", "below", "between", "both", "but", "by", "can", "can't", "cannot", "could", "couldn't", "did", "didn't", "do", "does", "doesn't", "doing", "don't", "done", "down", "during", "each", "either", "else", "ever", "for", "from", "further", "get", "gets", "got", "had", "hadn't", "has", "hasn't", "have", "haven't", "having", "he", "he'd", "he'll", "he's", "her", "here", "here's", "hers", "herself", "him", "himself", "his", "how", "how's", "however", "i", "i'd", "i'll", "i'm", "i've", "if", "in", "into", "is", "isn't", "it", "it'd", "it'll", "it's", "its", "itself", "just", "let's", "me", "might", "mightn't", "mine", "more", "most", "must", "mustn't", "my", "myself", "neither", "no", "nor", "not", "of", "off", "on", "once", "only", "onto", "or", "other", "ought", "our", "ours", "ourselves", "out", "over", "own", "per", "rather", "really", "same", "shall", "shan't", "she", "she'd", "she'll", "she's", "should", "shouldn't", "since", "so", "some", "such", "than", "that", "that'd", "that'll", "that's", "the", "their", "theirs", "them", "themselves", "then", "there", "there'll", "there's", "these", "they", "they'd", "they'll", "they're", "they've", "this", "those", "though", "through", "to", "too", "toward", "towards", "under", "until", "up", "upon", "us", "very", "was", "wasn't", "we", "we'd", "we'll", "we're", "we've", "were", "weren't", "what", "what'll", "what's", "whatever", "when", "when's", "where", "where's", "whether", "which", "while", "who", "who'd", "who'll", "who's", "whom", "whose", "why", "why's", "will", "with", "within", "without", "won't", "would", "wouldn't", "yet", "you", "you'd", "you'll", "you're", "you've", "your", "yours", "yourself", "yourselves", "s", "t", "d", "ll", "m", "re", "ve", "ain't", "gonna", "wanna"]
 )
 
 # Chinese function words end a run: what stands between them is near enough to a word that "谁养猫?" finds
 # "我家的猫", which bigrams across 的 would not. Longest first. Bound forms (目的, 了解) lose a character on both
 # sides alike, so they still match.
 _STOP_ZH = sorted(
-    """的 了 吗 呢 吧 啊 呀 嘛 哦 哈 么 着 得 地 是 在 有 和 与 跟 或 及 把 被 给 对 从 向 到 也 都 就 才 又 再 还 很 太
-    更 最 不 没 这 那 哪 谁 我 你 您 他 她 它 们 个 为 什么 怎么 怎样 如何 为什么 多少 哪里 哪儿 哪个 什么时候 我们 你们
-    他们 她们 它们 咱们 自己 这个 那个 这些 那些 这里 那里 这样 那样 是不是 有没有 是否 可以 因为 所以 但是 而且 如果
-    已经 一个 一下 一些 之前 之后 以前 以后 请问 告诉""".split(),
+    ["的", "了", "吗", "呢", "吧", "啊", "呀", "嘛", "哦", "哈", "么", "着", "得", "地", "是", "在", "有", "和", "与", "跟", "或", "及", "把", "被", "给", "对", "从", "向", "到", "也", "都", "就", "才", "又", "再", "还", "很", "太", "更", "最", "不", "没", "这", "那", "哪", "谁", "我", "你", "您", "他", "她", "它", "们", "个", "为", "什么", "怎么", "怎样", "如何", "为什么", "多少", "哪里", "哪儿", "哪个", "什么时候", "我们", "你们", "他们", "她们", "它们", "咱们", "自己", "这个", "那个", "这些", "那些", "这里", "那里", "这样", "那样", "是不是", "有没有", "是否", "可以", "因为", "所以", "但是", "而且", "如果", "已经", "一个", "一下", "一些", "之前", "之后", "以前", "以后", "请问", "告诉"],
     key=len,
     reverse=True,
 )

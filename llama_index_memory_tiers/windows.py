@@ -72,9 +72,7 @@ class LogWindow:
         """See `SessionWindow`."""
         window = await self._storage.log.window(self._user, self._session)
         name = self._counter.name
-        foreign = [
-            stored for stored, made_by in zip(window.messages, window.counters, strict=True) if made_by != name
-        ]
+        foreign = [stored for stored, made_by in zip(window.messages, window.counters, strict=True) if made_by != name]
         if not foreign:
             return window
         counts = await asyncio.to_thread(

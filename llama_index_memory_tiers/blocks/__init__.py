@@ -27,8 +27,6 @@ def consumers_of(blocks: Sequence[BaseMemoryBlock[Any]]) -> list[Consumer]:
         Consumers; static blocks and those that accept nothing are missing.
     """
     absorbing = [
-        block
-        for block in blocks
-        if block.accept_short_term_memory and not isinstance(block, CoreStaticMemoryBlock)
+        block for block in blocks if block.accept_short_term_memory and not isinstance(block, CoreStaticMemoryBlock)
     ]
     return [block if isinstance(block, TieredMemoryBlock) else ForeignBlock(block) for block in absorbing]

@@ -270,9 +270,7 @@ async def absorb_letter(
 
 
 async def _before(storage: Storage, session: Session, pos: int) -> tuple[StoredMessage, ...]:
-    rows, _ = await storage.log.read(
-        session.sid, session.session_id, until=pos, limit=_BEFORE_MESSAGES, newest=True
-    )
+    rows, _ = await storage.log.read(session.sid, session.session_id, until=pos, limit=_BEFORE_MESSAGES, newest=True)
     return tuple(rows)
 
 
@@ -289,16 +287,12 @@ async def _attempt(
     reader = OwnerReader(storage.records, batch.owner, consumer.key)
     try:
         async with _kept_alive(storage, consumer, batch.sid, me, claim_seconds):
-            draft = await asyncio.wait_for(
-                consumer.prepare(batch, reader, counter), consumer.timeout_seconds
-            )
+            draft = await asyncio.wait_for(consumer.prepare(batch, reader, counter), consumer.timeout_seconds)
         changes = await storage.records.commit(
             batch.owner,
             consumer.key,
             epoch=epoch,
-            fence=lambda connection: storage.cursors.fence(
-                connection, batch.sid, consumer.key, me, batch.lo, batch.hi
-            ),
+            fence=lambda connection: storage.cursors.fence(connection, batch.sid, consumer.key, me, batch.lo, batch.hi),
             reads=Reads() if draft is None else consumer.reads(draft),
             merge=lambda records: Changes() if draft is None else consumer.merge(draft, records),
         )
@@ -321,9 +315,7 @@ async def _attempt(
     return Step("absorbed", messages=len(batch.messages))
 
 
-async def _failed(
-    storage: Storage, consumer: Consumer, batch: Batch, me: str, error: Exception, attempts: int
-) -> Step:
+async def _failed(storage: Storage, consumer: Consumer, batch: Batch, me: str, error: Exception, attempts: int) -> Step:
     kind = type(error).__name__
     outage = is_outage(error)
     parked = (
@@ -334,9 +326,7 @@ async def _failed(
         )
     )
     if not parked:
-        await storage.cursors.release(
-            batch.sid, consumer.key, me, error=kind, counts=not outage
-        )
+        await storage.cursors.release(batch.sid, consumer.key, me, error=kind, counts=not outage)
     emit(
         BlockFailed(
             session_id=batch.scope.session_id,

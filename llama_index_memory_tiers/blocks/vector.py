@@ -77,9 +77,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
 
     # -- absorbing -------------------------------------------------------------------------------------------
 
-    async def prepare(
-        self, batch: Batch, reader: OwnerReader, counter: TokenCounter
-    ) -> tuple[NewRecord, ...] | None:
+    async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> tuple[NewRecord, ...] | None:
         """Analyse and embed each message."""
         told = [(stored, text) for stored in batch.messages if (text := _said(stored))]
         if not told:
@@ -166,11 +164,12 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             emit(BlockFailed(session_id=query.scope.session_id, block=self.key, error=type(error).__name__))
             return None
 
-    async def _from_store(
-        self, text: str, vector: Sequence[float], query: Query, reader: OwnerReader
-    ) -> list[Hit]:
+    async def _from_store(self, text: str, vector: Sequence[float], query: Query, reader: OwnerReader) -> list[Hit]:
         assert self.vector_store is not None  # noqa: S101  # asked by the caller
-        mine: list[Any] = [MetadataFilter(key="owner", value=reader.owner), MetadataFilter(key="block", value=self.key)]
+        mine: list[Any] = [
+            MetadataFilter(key="owner", value=reader.owner),
+            MetadataFilter(key="block", value=self.key),
+        ]
         settings: dict[str, Any] = {**self.query_kwargs}
         given = settings.pop("filters", None)
         found = await self.vector_store.aquery(
@@ -203,9 +202,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return found
         by_id = {message.record_id: message for message in found}
         nodes = [
-            NodeWithScore(
-                node=TextNode(id_=message.record_id, text=_line(message.message)), score=message.hit.score
-            )
+            NodeWithScore(node=TextNode(id_=message.record_id, text=_line(message.message)), score=message.hit.score)
             for message in found
         ]
         for postprocessor in self.node_postprocessors:
@@ -256,4 +253,3 @@ def _terms(stored: StoredMessage, text: str) -> Mapping[str, int]:
         for term, count in extra.items():
             terms[term] = terms.get(term, 0) + count
     return terms
-

@@ -79,8 +79,7 @@ def load_chat(user: str | None = None) -> tuple[SampleMessage, ...]:
         ConfigurationError: The sample has no such user.
     """
     messages = tuple(
-        SampleMessage(**{**row, "said_at": datetime.fromisoformat(row["said_at"])})
-        for row in _rows("chat.jsonl")
+        SampleMessage(**{**row, "said_at": datetime.fromisoformat(row["said_at"])}) for row in _rows("chat.jsonl")
     )
     if user is None:
         return messages
@@ -100,9 +99,7 @@ def load_questions(user: str | None = None) -> tuple[SampleQuestion, ...]:
     Raises:
         ConfigurationError: The sample has no such user.
     """
-    questions = tuple(
-        SampleQuestion(**{**row, "evidence": tuple(row["evidence"])}) for row in _rows("questions.jsonl")
-    )
+    questions = tuple(SampleQuestion(**{**row, "evidence": tuple(row["evidence"])}) for row in _rows("questions.jsonl"))
     if user is None:
         return questions
     _require_known(user, questions)

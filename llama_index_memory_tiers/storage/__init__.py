@@ -187,8 +187,7 @@ def _address_of(engine: Any) -> Address:
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise ConfigurationError(
             f"An engine for {url.render_as_string(hide_password=True)!r} was given.",
-            allowed="An in-memory database has one connection for all, so that our COMMIT would end your "
-            "transaction.",
+            allowed="An in-memory database has one connection for all, so that our COMMIT would end your transaction.",
             remedy="Pass an engine for a file, or no engine: storage=None is a private temporary database.",
         )
     return Address(url)

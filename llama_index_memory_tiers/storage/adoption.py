@@ -18,9 +18,7 @@ from llama_index_memory_tiers.storage.log import ACTIVE, Entry, MessageLog
 _logger = logging.getLogger(__name__)
 
 
-async def adopt_stock_table(
-    database: Database, log: MessageLog, table: str, schema: str | None, *, now: int
-) -> int:
+async def adopt_stock_table(database: Database, log: MessageLog, table: str, schema: str | None, *, now: int) -> int:
     """Copy every message of a stock table into the log, session by session.
 
     Args:

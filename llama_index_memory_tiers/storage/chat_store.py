@@ -35,7 +35,7 @@ class TieredChatStore(AsyncDBChatStore):
 
     def __init__(self, storage: Storage | str | None = None, *, user_id: str | None = None) -> None:
         Scope(session_id="any", user_id=user_id)
-        super().__init__(user_id=user_id)  # type: ignore[call-arg]  # pydantic's generated init
+        super().__init__(user_id=user_id)
         self._storage = storage if isinstance(storage, Storage) else Storage(storage)
 
     @property
@@ -89,9 +89,7 @@ class TieredChatStore(AsyncDBChatStore):
         session = await self._storage.log.session(self._user, self._key(key))
         return 0 if session is None else await self._storage.log.count(session.sid, _statuses(status))
 
-    async def add_message(
-        self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE
-    ) -> None:
+    async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
         """Store one message at the end."""
         await self.add_messages(key, [message], status)
 
@@ -102,9 +100,7 @@ class TieredChatStore(AsyncDBChatStore):
         self._key(key)
         if not messages:
             return
-        result = await self._storage.log.append(
-            self._user, key, self._entries(messages), now=self._storage.now()
-        )
+        result = await self._storage.log.append(self._user, key, self._entries(messages), now=self._storage.now())
         if status is not MessageStatus.ACTIVE:
             new = range(result.head_seq - result.stored + 1, result.head_seq + 1)
             await self._storage.log.archive(self._user, key, list(new))

@@ -18,6 +18,7 @@ from llama_index_memory_tiers.records import MessageMeta, aware
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
+_TEXT_FIELDS = {"block_type", "text"}
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -72,7 +73,7 @@ def decode_message(data: str) -> ChatMessage:
     fields = json.loads(data)
     blocks = fields["blocks"]
     if not fields["additional_kwargs"] and all(
-        block.get("block_type") == "text" and len(block) == 2 for block in blocks  # noqa: PLR2004
+        block.keys() == _TEXT_FIELDS and block["block_type"] == "text" for block in blocks
     ):
         return _plain(MessageRole(fields["role"]), [block["text"] for block in blocks])
     return ChatMessage.model_validate(fields)

@@ -97,9 +97,7 @@ class CursorStore:
         """
 
         async def work(connection: AsyncConnection) -> None:
-            known = set(
-                (await connection.execute(select(self._c.c.consumer).where(self._c.c.sid == sid))).scalars()
-            )
+            known = set((await connection.execute(select(self._c.c.consumer).where(self._c.c.sid == sid))).scalars())
             rows = [
                 {"sid": sid, "consumer": name, "pos": pos, "claim_until": 0, "attempts": 0}
                 for name, pos in starts
@@ -143,11 +141,7 @@ class CursorStore:
     async def renew(self, sid: int, consumer: str, me: str, *, until: int) -> None:
         """Hold a claim for longer."""
         c = self._c
-        statement = (
-            update(c)
-            .where(c.c.sid == sid, c.c.consumer == consumer, c.c.claim == me)
-            .values(claim_until=until)
-        )
+        statement = update(c).where(c.c.sid == sid, c.c.consumer == consumer, c.c.claim == me).values(claim_until=until)
         await self._run(statement)
 
     async def release(self, sid: int, consumer: str, me: str, *, error: str | None = None, counts: bool = True) -> int:

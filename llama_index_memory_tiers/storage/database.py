@@ -152,15 +152,9 @@ class Database:
         self.sqlite = self.dialect == "sqlite"
         self._given = engine
         self._pool_size = pool_size
-        self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = weakref.WeakKeyDictionary()
+        self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+        self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         self._running: set[asyncio.Task[Any]] = set()
         self._opened = False
         self.on_open: Callable[[], Awaitable[None]] | None = None
@@ -289,9 +283,7 @@ class Database:
         if self._engines and not self.sqlite:
             # An asyncpg pool belongs to the loop that opened it; another loop gets a sibling.
             return self._create()
-        return self._given.execution_options(
-            isolation_level="AUTOCOMMIT" if self.sqlite else "READ COMMITTED"
-        )
+        return self._given.execution_options(isolation_level="AUTOCOMMIT" if self.sqlite else "READ COMMITTED")
 
     def _create(self) -> AsyncEngine:
         options: dict[str, Any] = {"hide_parameters": True, "pool_size": self._pool_size, "max_overflow": 0}

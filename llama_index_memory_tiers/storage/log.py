@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from sqlalchemy import Row, and_, bindparam, case, func, insert, select, update
+from sqlalchemy import and_, bindparam, case, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -173,7 +173,16 @@ class MessageLog:
         )
         self._find = select(*session).where(mine)
         self._of_user = select(*session).where(s.c.user_id == bindparam("u")).order_by(s.c.sid)
-        self._columns = (m.c.seq, m.c.uid, m.c.status, m.c.tokens, m.c.counter, m.c.created_at, m.c.data, m.c.meta)
+        self._columns = (
+            m.c.seq,
+            m.c.uid,
+            m.c.status,
+            m.c.tokens,
+            m.c.counter,
+            m.c.created_at,
+            m.c.data,
+            m.c.meta,
+        )
         self._window = (
             select(s.c.sid, s.c.head_seq, s.c.window_rev, o.c.rev.label("owner_rev"), *self._columns)
             .select_from(
@@ -268,7 +277,12 @@ class MessageLog:
         made = await connection.execute(
             insert(self._s)
             .values(
-                user_id=user_id, session_id=session_id, head_seq=0, active_tokens=0, window_rev=0, last_put_at=now
+                user_id=user_id,
+                session_id=session_id,
+                head_seq=0,
+                active_tokens=0,
+                window_rev=0,
+                last_put_at=now,
             )
             .returning(self._s.c.sid)
         )
@@ -277,7 +291,8 @@ class MessageLog:
             # Born with the session: a consumer without a cursor was attached later, so a crash between the first
             # put and the first delivery cannot be mistaken for that.
             await connection.execute(
-                insert(self._c), [{"sid": sid, "consumer": name, "pos": 0, "claim_until": 0, "attempts": 0} for name in consumers]
+                insert(self._c),
+                [{"sid": sid, "consumer": name, "pos": 0, "claim_until": 0, "attempts": 0} for name in consumers],
             )
 
     async def align(
@@ -341,9 +356,7 @@ class MessageLog:
         """
 
         async def work(connection: AsyncConnection) -> int:
-            locked = (
-                await connection.execute(self._find.with_for_update(), {"u": user_id, "s": session_id})
-            ).first()
+            locked = (await connection.execute(self._find.with_for_update(), {"u": user_id, "s": session_id})).first()
             if locked is None:
                 return 0
             only = (ACTIVE,) if status == ARCHIVED else (ACTIVE, ARCHIVED)
@@ -365,9 +378,7 @@ class MessageLog:
         """
 
         async def work(connection: AsyncConnection) -> int:
-            locked = (
-                await connection.execute(self._find.with_for_update(), {"u": user_id, "s": session_id})
-            ).first()
+            locked = (await connection.execute(self._find.with_for_update(), {"u": user_id, "s": session_id})).first()
             if locked is None:
                 return 0
             rows = (
@@ -495,8 +506,8 @@ class MessageLog:
         self._cache.put(key, window)
         return window
 
-    async def _read_window(self, user_id: str, session_id: str, after: int) -> Sequence[Row[Any]]:
-        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+    async def _read_window(self, user_id: str, session_id: str, after: int) -> Sequence[Any]:
+        async def work(connection: AsyncConnection) -> Sequence[Any]:
             values = {"u": user_id, "s": session_id, "after": after, "owner": f"u:{user_id}"}
             return (await connection.execute(self._window, values)).all()
 
@@ -542,7 +553,7 @@ class MessageLog:
             query = query.where(m.c.seq <= until)
         query = query.order_by(m.c.seq.desc() if newest else m.c.seq).limit(limit).offset(offset)
 
-        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+        async def work(connection: AsyncConnection) -> Sequence[Any]:
             return (await connection.execute(query)).all()
 
         rows = list(await self._database.read(work))
@@ -575,7 +586,7 @@ class MessageLog:
         return await self._database.read(work)
 
     def _decode(
-        self, rows: Sequence[Row[Any]], sid: int, session_id: str
+        self, rows: Sequence[Any], sid: int, session_id: str
     ) -> tuple[list[tuple[StoredMessage, str]], tuple[int, ...]]:
         found, damaged = [], []
         for row in rows:

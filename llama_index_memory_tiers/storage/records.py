@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, and_, bindparam, insert, or_, select, text, update
+from sqlalchemy import and_, bindparam, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.records import (
@@ -134,9 +134,7 @@ class RecordStore:
         """
 
         async def work(connection: AsyncConnection) -> Changes:
-            now_epoch, rev = (
-                await connection.execute(self._touch, {"owner": owner, "raise_epoch": 0})
-            ).one()
+            now_epoch, rev = (await connection.execute(self._touch, {"owner": owner, "raise_epoch": 0})).one()
             if now_epoch != epoch or not await fence(connection):
                 raise _RolledBackError
             changes = merge(await self._read_for_merge(connection, owner, block, reads))
@@ -148,9 +146,7 @@ class RecordStore:
         except _RolledBackError:
             return None
 
-    async def _read_for_merge(
-        self, connection: AsyncConnection, owner: str, block: str, reads: Reads
-    ) -> list[Record]:
+    async def _read_for_merge(self, connection: AsyncConnection, owner: str, block: str, reads: Reads) -> list[Record]:
         r = self._r
         if not reads.kinds and not reads.ids:
             return []
@@ -162,9 +158,7 @@ class RecordStore:
             connection, select(r).where(r.c.owner == owner, wanted).order_by(r.c.id), {"now": self._now()}
         )
 
-    async def _records(
-        self, connection: AsyncConnection, query: Any, values: Mapping[str, Any]
-    ) -> list[Record]:
+    async def _records(self, connection: AsyncConnection, query: Any, values: Mapping[str, Any]) -> list[Record]:
         rows = (await connection.execute(query, values)).all()
         places = await self._sources(connection, [row.id for row in rows])
         return [_record(row, places.get(row.id, ())) for row in rows]
@@ -180,9 +174,7 @@ class RecordStore:
                 found[row.record_id] = (*found.get(row.record_id, ()), (row.sid, row.seq))
         return found
 
-    async def _write(
-        self, connection: AsyncConnection, owner: str, block: str, rev: int, changes: Changes
-    ) -> None:
+    async def _write(self, connection: AsyncConnection, owner: str, block: str, rev: int, changes: Changes) -> None:
         r = self._r
         now = self._now()
         for old, new in changes.supersede.items():
@@ -191,9 +183,7 @@ class RecordStore:
             )
         if changes.archive:
             await connection.execute(
-                update(r)
-                .where(r.c.uid.in_(changes.archive), r.c.owner == owner)
-                .values(archived_at=now, rev=rev)
+                update(r).where(r.c.uid.in_(changes.archive), r.c.owner == owner).values(archived_at=now, rev=rev)
             )
         if changes.add:
             await self._add(connection, owner, block, rev, changes.add, now)
@@ -208,9 +198,7 @@ class RecordStore:
         now: int,
     ) -> None:
         t = self._t
-        await connection.execute(
-            insert(self._r), [_row_of(record, owner, block, rev, now) for record in records]
-        )
+        await connection.execute(insert(self._r), [_row_of(record, owner, block, rev, now) for record in records])
         found = await connection.execute(
             select(self._r.c.uid, self._r.c.id).where(self._r.c.owner == owner, self._r.c.rev == rev)
         )
@@ -300,8 +288,8 @@ class RecordStore:
                 return index
             after = {"rev": found[-1].rev, "id": found[-1].id}
 
-    async def _page(self, values: Mapping[str, Any]) -> Sequence[Row[Any]]:
-        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+    async def _page(self, values: Mapping[str, Any]) -> Sequence[Any]:
+        async def work(connection: AsyncConnection) -> Sequence[Any]:
             return (await connection.execute(self._catch_up, dict(values))).all()
 
         return await self._database.read(work)
@@ -349,7 +337,7 @@ class RecordStore:
             .where(r.c.id.in_(list(by_id)), r.c.owner == owner, self._live, m.c.status != GONE)
         )  # fmt: skip
 
-        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+        async def work(connection: AsyncConnection) -> Sequence[Any]:
             return (await connection.execute(query, {"now": self._now()})).all()
 
         if not hits:
@@ -378,7 +366,7 @@ class RecordStore:
             r.c.uid.in_(list(scores)), r.c.owner == owner, self._live
         )
 
-        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+        async def work(connection: AsyncConnection) -> Sequence[Any]:
             return (await connection.execute(query, {"now": self._now()})).all()
 
         rows = await self._database.read(work) if scores else []

@@ -15,8 +15,8 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
-    inspect,
     insert,
+    inspect,
     select,
     text,
 )

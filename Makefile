@@ -1,0 +1,38 @@
+# The same commands for people and for CI.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: demo test check fix bench soak clean
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/installed  ## an agent that remembers, next to one that does not
+	$(BIN)/python -m llama_index_memory_tiers.demo $(if $(CHAT),--chat '$(CHAT)') $(if $(LLM),--llm '$(LLM)')
+
+check: $(VENV)/installed  ## format, lint, imports, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy --python-version 3.10
+	$(BIN)/mypy --python-version 3.13
+
+fix: $(VENV)/installed  ## let the tools mend what they can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: check  ## everything that must hold
+	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest --nbmake notebooks -n 2 -p no:cacheprovider
+
+bench: $(VENV)/installed  ## speed and recall next to stock, in one run
+	$(BIN)/python -m benchmarks
+
+soak: $(VENV)/installed  ## the long form of the crash and concurrency tests
+	MEMORY_TIERS_SOAK=1 $(BIN)/pytest tests/test_crashes.py tests/test_concurrency.py -x
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
