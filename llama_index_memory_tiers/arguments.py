@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import StaticMemoryBlock
 from llama_index.core.memory.memory import (
     DEFAULT_FLUSH_SIZE,
@@ -17,12 +18,14 @@ from llama_index.core.memory.memory import (
     BaseMemoryBlock,
     InsertMethod,
 )
+from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from llama_index.core.utils import get_tokenizer
 
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
+from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 
@@ -147,6 +150,33 @@ def check_arguments(given: Mapping[str, Any]) -> Arguments:
     )
 
 
+def check_request(asked: Any, messages: Any, initial_token_count: Any) -> None:
+    """Check what a context is asked for.
+
+    Args:
+        asked: The request, text or message, or `None`.
+        messages: Messages, or `None`.
+        initial_token_count: Tokens that are spoken for.
+
+    Raises:
+        ConfigurationError: Names the argument, its value, what is allowed and the way out.
+    """
+    if asked is not None and not isinstance(asked, str | ChatMessage):
+        raise ConfigurationError(
+            f"input={asked!r:.100} was given.",
+            allowed="It is the request as text or as a ChatMessage.",
+            remedy="Pass one of them, or leave it out for the newest user message.",
+        )
+    several = isinstance(messages, Sequence) and not isinstance(messages, str)
+    if messages is not None and not (several and all(isinstance(message, ChatMessage) for message in messages)):
+        raise ConfigurationError(
+            f"messages of type {type(messages).__name__} were given.",
+            allowed="It is a list of ChatMessages.",
+            remedy="Write messages=[ChatMessage(…)], or leave it out for the window.",
+        )
+    _whole({"initial_token_count": initial_token_count}, "initial_token_count", least=0)
+
+
 def _check_numbers(fields: dict[str, Any]) -> None:
     _whole(fields, "token_limit", least=1)
     _whole(fields, "reserve_tokens", least=0)
@@ -207,6 +237,12 @@ def _check_choices(fields: dict[str, Any]) -> None:
             allowed="insert_method is 'system' or 'user'.",
             remedy="Choose one of them.",
         ) from None
+    if not isinstance(fields["memory_blocks_template"], RichPromptTemplate):
+        raise ConfigurationError(
+            f"memory_blocks_template={fields['memory_blocks_template']!r:.100} was given.",
+            allowed="It is a RichPromptTemplate.",
+            remedy="Write RichPromptTemplate('…'), or leave it out.",
+        )
     tokenizer: Callable[[str], Any] | None = fields["tokenizer_fn"]
     if tokenizer is not None and not callable(tokenizer):
         raise ConfigurationError(
@@ -217,6 +253,12 @@ def _check_choices(fields: dict[str, Any]) -> None:
 
 
 def _checked_blocks(blocks: Any) -> list[BaseMemoryBlock[Any]]:
+    if blocks is not None and not isinstance(blocks, list | tuple):
+        raise ConfigurationError(
+            f"memory_blocks={blocks!r:.100} was given.",
+            allowed="It is a list of memory blocks.",
+            remedy="Write memory_blocks=[…].",
+        )
     found = list(blocks or [])
     for block in found:
         if not isinstance(block, BaseMemoryBlock):
@@ -233,6 +275,29 @@ def _checked_blocks(blocks: Any) -> list[BaseMemoryBlock[Any]]:
             remedy="Give each a name of its own: name='…'.",
         )
     return found
+
+
+def checked_redaction(redaction: Any) -> Redactor | None:
+    """What takes secrets out.
+
+    Args:
+        redaction: A `Redactor`, `"default"`, or `None`.
+
+    Returns:
+        The redactor, or `None` when secrets are stored as they are.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if redaction is None or isinstance(redaction, Redactor):
+        return redaction
+    if redaction != "default":
+        raise ConfigurationError(
+            f"redaction={redaction!r:.100} was given.",
+            allowed="It is a Redactor, 'default', or None for no redaction.",
+            remedy="Pass one of them, or leave it out.",
+        )
+    return Redactor()
 
 
 def _check_static(blocks: list[BaseMemoryBlock[Any]], counter: TokenCounter, limit: int) -> None:
@@ -260,6 +325,12 @@ def resolve_places(places: Places, arguments: Arguments) -> Resolved:
         ConfigurationError: Arguments exclude each other (the error names both), or a durable place has no id.
     """
     _exclude(places)
+    if places.chat_store is not None and not isinstance(places.chat_store, AsyncDBChatStore):
+        raise ConfigurationError(
+            f"chat_store={places.chat_store!r:.100} was given.",
+            allowed="It is an AsyncDBChatStore of LlamaIndex.",
+            remedy="Pass such a store, or a path or URI as storage=.",
+        )
     user_id = arguments.user_id
     foreign = None
     if isinstance(places.chat_store, TieredChatStore):

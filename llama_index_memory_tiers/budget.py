@@ -749,9 +749,15 @@ class Packer:
     def _cost(self, claim: _Claim) -> int:
         if claim.section < 0:
             return self._units[claim.piece].tokens
-        section = self._sections[claim.section]
-        opens = not self._open_sections and section.frame > 0
-        return section.cost(claim.piece) + (self._wrapper if opens else 0)
+        opens = not self._open_sections and self._sections[claim.section].frame > 0
+        return self._sections[claim.section].cost(claim.piece) + (self._wrapper if opens else 0)
+
+    def _frame(self, claim: _Claim) -> int:
+        """The part of `_cost` that pays for tags."""
+        if claim.section < 0 or self._sections[claim.section].kept:
+            return 0
+        frame = self._sections[claim.section].frame
+        return frame + (self._wrapper if frame and not self._open_sections else 0)
 
     def _ledger(self) -> int:
         wrapper = self._wrapper if self._open_sections else 0
@@ -833,11 +839,15 @@ class Packer:
                 return
 
     def _squeeze(self, total: int) -> bool:
-        """Add one thing that fits when rendered although its estimate is a little too large."""
-        most = self._limit - total + self._slack()
+        """Add one thing that fits when rendered although its estimate is too large."""
+        slack, trusted = self._slack()
         for claim in self._candidates():
             # Twice popped means that adding it made room for what then left none: leave it out for good.
-            if self._popped.get(claim, 0) > 1 or self._cost(claim) > most:
+            if self._popped.get(claim, 0) > 1:
+                continue
+            # A template of the user's frames sections in its own way: count on no frame at all.
+            least = self._cost(claim) - (0 if trusted else self._frame(claim))
+            if least > self._limit - total + slack:
                 continue
             self._add(claim)
             if self._measure() <= self._limit:
@@ -845,11 +855,14 @@ class Packer:
             self._remove(claim)
         return False
 
-    def _slack(self) -> int:
-        """How far an estimate may be off: twice what the lines of this context were off on average."""
+    def _slack(self) -> tuple[int, bool]:
+        """How far the estimate of one thing may be off, judged by this context, and whether frames are right."""
+        drift, estimated = abs(self._drift), self._ledger() - self._row_tokens
         if self._meter.linewise:
-            return min(1, abs(self._drift))
-        return 1 + ceil(2 * abs(self._drift) / (1 + sum(len(section.kept) for section in self._sections)))
+            return min(1, drift), not drift and self._open_sections > 0
+        if drift * 8 >= estimated:
+            return self._limit, False  # Sums tell nothing about this tokenizer: everything is tried.
+        return 1 + ceil(2 * drift / (1 + sum(len(section.kept) for section in self._sections))), not drift
 
     def _settle(self) -> int:
         while True:

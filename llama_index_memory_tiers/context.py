@@ -238,19 +238,24 @@ class ContextBuilder:
     # -- recall ----------------------------------------------------------------------------------------------
 
     async def contents(self, request: Request) -> dict[str, Content]:
-        """Ask all blocks at once; one that fails or is slow costs its own section only."""
+        """Ask all blocks at once; one that fails or is slow costs its own section only.
+
+        What our blocks recalled is remembered within a turn; others may change at any time and are asked each time.
+        """
         key = (
             request.window.sid, request.window.owner_rev, request.turn, request.text, request.limit,
             repr(request.block_kwargs) if request.block_kwargs else "",
         )  # fmt: skip
         cacheable = request.window.sid != 0
-        found = self._turns.get(key) if cacheable else None
-        if found is None:
-            answers = await asyncio.gather(*(self._ask(block, request) for block in self._blocks))
-            found = {block.name: answer for block, answer in zip(self._blocks, answers, strict=True)}
-            if cacheable:
-                self._turns.put(key, found)
-        return found
+        remembered = self._turns.get(key) if cacheable else None
+        known = remembered or {}
+        asked = [block for block in self._blocks if block.name not in known]
+        answers = await asyncio.gather(*(self._ask(block, request) for block in asked))
+        found = {**known, **{block.name: answer for block, answer in zip(asked, answers, strict=True)}}
+        if cacheable and remembered is None:
+            ours = {block.name: found[block.name] for block in asked if isinstance(block, TieredMemoryBlock)}
+            self._turns.put(key, ours)
+        return {block.name: found[block.name] for block in self._blocks}
 
     async def raw_contents(self, request: Request) -> dict[str, Any]:
         """What each block says, uncut: text, content blocks or messages; empty answers are missing."""

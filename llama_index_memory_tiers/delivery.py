@@ -7,8 +7,8 @@ import contextlib
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from llama_index_memory_tiers.blocks.absorbing import Consumer, Due, Step, absorb, absorb_letter
 from llama_index_memory_tiers.budget import TokenCounter
@@ -30,9 +30,30 @@ _DRAINED_USERS = 10_000
 class _Worker:
     """A session's background task on its loop."""
 
-    task: asyncio.Task[None]
-    again: bool = False
-    idle: bool = False
+    loop: asyncio.AbstractEventLoop
+    task: asyncio.Task[None] | None = None
+    silent_seconds: float = 0.0
+    again: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    """A block rests after a failure: its siblings and later puts do not wait for it, nor wake it.
+
+    Args:
+        seconds: About how long; doubles with each failure.
+        until: End by the loop's clock.
+    """
+
+    seconds: float
+    until: float
+
+    @classmethod
+    def after(cls, block: BlockProgress, before: _Pause | None, now: float) -> _Pause:
+        seconds = _FIRST_PAUSE_SECONDS
+        if before is not None and not block.absorbed and not block.parked:
+            seconds = min(_LONGEST_PAUSE_SECONDS, before.seconds * 2)
+        return cls(seconds, now + random.uniform(seconds / 2, seconds))  # noqa: S311  # jitter, not a secret
 
 
 class Delivery:
@@ -73,42 +94,44 @@ class Delivery:
 
     # -- in the background -----------------------------------------------------------------------------------
 
-    def schedule(self, key: Key, *, idle: bool = False) -> None:
+    def schedule(self, key: Key, *, silent_seconds: float = 0.0) -> None:
         """See to a session soon, on the running loop; several calls are one.
 
         Args:
             key: The session.
-            idle: It has been silent for long.
+            silent_seconds: How long it has been silent; 0 begins to measure anew.
         """
         if self._closed or not self._consumers:
             return
         loop = asyncio.get_running_loop()
+        self._wind_timer(key, loop, silent_seconds)
         worker = self._workers.get(key)
-        if worker is not None and worker.task.get_loop() is loop and not worker.task.done():
-            worker.again, worker.idle = True, worker.idle or idle
+        if worker is not None and worker.loop is loop:
+            worker.silent_seconds = silent_seconds
+            worker.again.set()
             return
-        task = loop.create_task(self._run(key))
-        self._workers[key] = _Worker(task, idle=idle)
-        task.add_done_callback(lambda done: self._ended(key, done))
-        if not idle:
-            self._wind_timer(key, loop)
+        worker = self._workers[key] = _Worker(loop, silent_seconds=silent_seconds)
+        worker.task = loop.create_task(self._run(key, worker))
+        worker.task.add_done_callback(lambda done: self._ended(key, worker, done))
 
-    def _wind_timer(self, key: Key, loop: asyncio.AbstractEventLoop) -> None:
-        waits = [consumer.idle_seconds for consumer in self._consumers if "idle" in consumer.absorb_on]
-        if not waits:
-            return
+    def _wind_timer(self, key: Key, loop: asyncio.AbstractEventLoop, silent_seconds: float) -> None:
         old = self._timers.pop(key, None)
         if old is not None:
             old.cancel()
-        self._timers[key] = loop.call_later(min(waits), self._fire, key)
+        later = [wait for wait in self._idle_waits() if wait > silent_seconds]
+        if later:
+            wait = min(later)
+            self._timers[key] = loop.call_later(wait - silent_seconds, self._fire, key, wait)
 
-    def _fire(self, key: Key) -> None:
+    def _fire(self, key: Key, silent_seconds: float) -> None:
         self._timers.pop(key, None)
-        self.schedule(key, idle=True)
+        self.schedule(key, silent_seconds=silent_seconds)
 
-    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
-        worker = self._workers.get(key)
-        if worker is not None and worker.task is task:
+    def _idle_waits(self) -> list[float]:
+        return [consumer.idle_seconds for consumer in self._consumers if "idle" in consumer.absorb_on]
+
+    def _ended(self, key: Key, worker: _Worker, task: asyncio.Task[None]) -> None:
+        if self._workers.get(key) is worker:
             del self._workers[key]
         if task.cancelled() or isinstance(task.exception(), StorageClosedError):
             self._cut.add(key)  # its loop or storage closed: the next call does the work itself
@@ -116,21 +139,31 @@ class Delivery:
             _logger.error("delivery stopped", exc_info=task.exception(), extra={"session_id": key[1]})
             self._cut.add(key)
 
-    async def _run(self, key: Key) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+    async def _run(self, key: Key, worker: _Worker) -> None:
+        pauses: dict[str, _Pause] = {}
         while True:
-            worker = self._workers[key]
-            idle, worker.again, worker.idle = worker.idle, False, False
-            progress = await self.deliver(key, idle=idle)
-            if any(block.error is not None for block in progress):
-                await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311  # jitter, not a secret
-                pause = min(_LONGEST_PAUSE_SECONDS, pause * 2)
-                worker.idle = worker.idle or idle
-            elif not worker.again:
+            worker.again.clear()
+            resting = {name: pause for name, pause in pauses.items() if pause.until > worker.loop.time()}
+            progress = await self.deliver(key, silent_seconds=worker.silent_seconds, without=resting)
+            now = worker.loop.time()
+            pauses = resting | {
+                block.block: _Pause.after(block, pauses.get(block.block), now)
+                for block in progress
+                if block.error is not None
+            }
+            if pauses:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    nearest = min(pause.until for pause in pauses.values())
+                    await asyncio.wait_for(worker.again.wait(), max(0.0, nearest - now))
+            elif not worker.again.is_set():
                 return
 
     async def catch_up(self, key: Key) -> None:
         """Do now what a background task could not do because its loop was closed."""
+        worker = self._workers.get(key)
+        if worker is not None and worker.loop.is_closed():  # closed without cancelling its tasks
+            del self._workers[key]
+            self._cut.add(key)
         if key in self._cut:
             self._cut.discard(key)
             await self.deliver(key)
@@ -147,9 +180,10 @@ class Delivery:
         if len(self._drained) > _DRAINED_USERS:
             self._drained.popitem(last=False)
         key = (user_id, "")
-        task = asyncio.get_running_loop().create_task(self._drain(user_id))
-        self._workers[key] = _Worker(task)
-        task.add_done_callback(lambda done: self._drain_ended(key, done))
+        loop = asyncio.get_running_loop()
+        worker = self._workers[key] = _Worker(loop)
+        worker.task = loop.create_task(self._drain(user_id))
+        worker.task.add_done_callback(lambda done: self._drain_ended(key, done))
 
     def _drain_ended(self, key: Key, task: asyncio.Task[None]) -> None:
         self._workers.pop(key, None)
@@ -161,20 +195,24 @@ class Delivery:
 
     async def _drain(self, user_id: str) -> None:
         now = self._storage.now()
-        waits = [c.idle_seconds for c in self._consumers if "idle" in c.absorb_on]
         for session in await self._storage.log.sessions(user_id):
-            silent = bool(waits) and now - session.last_put_at >= min(waits) * 1e6
-            await self._deliver(session, Due(idle=silent))
+            silent_seconds = max(0.0, (now - session.last_put_at) / 1e6)
+            progress = await self._deliver(session, Due(silent_seconds=silent_seconds))
+            if any(block.error is not None for block in progress):
+                self.schedule((user_id, session.session_id), silent_seconds=silent_seconds)
 
     # -- on request ------------------------------------------------------------------------------------------
 
-    async def deliver(self, key: Key, *, to_head: bool = False, idle: bool = False) -> tuple[BlockProgress, ...]:
+    async def deliver(
+        self, key: Key, *, to_head: bool = False, silent_seconds: float = 0.0, without: Collection[str] = ()
+    ) -> tuple[BlockProgress, ...]:
         """Absorb what is due in one session now.
 
         Args:
             key: The session.
             to_head: Everything, for all but flush-only blocks.
-            idle: As after a long silence.
+            silent_seconds: How long it has been silent.
+            without: Keys of blocks to leave alone.
 
         Returns:
             One entry per block.
@@ -182,7 +220,7 @@ class Delivery:
         session = await self._storage.log.session(*key)
         if session is None:
             return tuple(BlockProgress(consumer.key) for consumer in self._consumers)
-        return await self._deliver(session, Due(to_head=to_head, idle=idle))
+        return await self._deliver(session, Due(to_head=to_head, silent_seconds=silent_seconds), without)
 
     async def flush(self, keys: Iterable[Key]) -> FlushReport:
         """Absorb everything in these sessions now; never raises for what a block does.
@@ -233,11 +271,14 @@ class Delivery:
             )
         return FlushReport(tuple(total.values()))
 
-    async def _deliver(self, session: Session, due: Due) -> tuple[BlockProgress, ...]:
+    async def _deliver(
+        self, session: Session, due: Due, without: Collection[str] = ()
+    ) -> tuple[BlockProgress, ...]:
         await self._first_cursors(session)
         if any("flush" in consumer.absorb_on for consumer in self._consumers):
             due = replace(due, flushed_until=await self._storage.log.flushed_until(session.sid))
-        return tuple(await asyncio.gather(*(self._deliver_to(consumer, session, due) for consumer in self._consumers)))
+        working = [consumer for consumer in self._consumers if consumer.key not in without]
+        return tuple(await asyncio.gather(*(self._deliver_to(consumer, session, due) for consumer in working)))
 
     async def _first_cursors(self, session: Session) -> None:
         """A block that was attached later starts at the head if it costs model calls, else at the beginning."""
@@ -286,7 +327,7 @@ class Delivery:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        tasks = [worker.task for worker in self._workers.values() if worker.task.get_loop() is here]
+        tasks = [worker.task for worker in self._workers.values() if worker.loop is here and worker.task is not None]
         for task in tasks:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

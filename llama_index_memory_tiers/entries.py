@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
@@ -89,8 +90,8 @@ class EntryMaker:
         for name, value in (("sent_from", sent_from), ("cause_by", cause_by)):
             if not isinstance(value, str):
                 raise _wrong(name, value, "text")
-        to = (send_to,) if isinstance(send_to, str) else tuple(send_to)
-        if not all(isinstance(name, str) for name in to):
+        to = (send_to,) if isinstance(send_to, str) else _several(send_to)
+        if to is None or not all(isinstance(name, str) for name in to):
             raise _wrong("send_to", send_to, "a name or a list of names")
         moment = aware(created_at) if created_at is not None else self._storage.clock()
         offset = moment.utcoffset()
@@ -123,8 +124,10 @@ class EntryMaker:
         return self._make(messages, ids, about)
 
     def _ids(self, messages: Sequence[ChatMessage], uids: Sequence[str | None] | None) -> list[str]:
-        given = list(uids) if uids is not None else [None] * len(messages)
-        if len(given) != len(messages):
+        if _several(messages) is None:
+            raise _wrong("messages", type(messages), "a list of ChatMessages")
+        given = _several(uids) if uids is not None else (None,) * len(messages)
+        if given is None or len(given) != len(messages):
             raise _wrong("uids", uids, f"one id for each of the {len(messages)} messages")
         for uid in given:
             if uid is not None and (not isinstance(uid, str) or not uid.strip() or codec.storable(uid) != uid):
@@ -159,8 +162,13 @@ class EntryMaker:
 
     def _own_words(self, message: ChatMessage) -> ChatMessage | None:
         if not isinstance(message, ChatMessage):
-            raise _wrong("message", message, "a llama_index ChatMessage")
+            raise _wrong("message", type(message), "a llama_index ChatMessage")
         return strip_recalled(message) if message.role in _RECALLING_ROLES else message
+
+
+def _several(values: object) -> tuple[Any, ...] | None:
+    """The values of a list or tuple; a text is one value, whatever it can be cut into."""
+    return tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else None
 
 
 def _wrong(name: str, value: object, allowed: str) -> InvalidMessageError:

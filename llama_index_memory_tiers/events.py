@@ -79,7 +79,7 @@ class BlockProgress:
         block: Its key.
         absorbed: Messages absorbed by this call.
         pending: Messages that still wait.
-        error: Kind of the newest failure, or `None`.
+        error: Kind of the newest failure, `busy` while another worker is at it, or `None`.
         parked: Ranges put aside as dead letters by this call.
     """
 

@@ -152,7 +152,7 @@ def transcribe(messages: Sequence[StoredMessage], before: Sequence[StoredMessage
 def _line(stored: StoredMessage, said: str) -> str:
     role = stored.message.role
     who = stored.meta.sent_from or ("Tool" if role in RESULT_ROLES else role.value.capitalize())
-    return f"{stored.created_at:%Y-%m-%d} {_one_line(escape(who))}: {escape(said)}"
+    return f"{stored.created_at:%Y-%m-%d} {escape(' '.join(who.split()))}: {escape(said)}"
 
 
 def _said(message: ChatMessage) -> str:
@@ -348,7 +348,8 @@ _NONE = re.compile(
 )
 _PLACEHOLDER = re.compile(
     r"(?:(?:specific|condensed|extracted|new|another|example|sample|first|second|next)\s+)*facts?\s*[#:]?\s*\d*"
-    r"|more facts(?: as needed)?|the whole sentence|who or what|how|what|string|text|sentence|value|(?:事实|示例)\s*\d*",
+    r"|more facts(?: as needed)?|the whole sentence|who or what|how|what|string|text|sentence|value"
+    r"|(?:事实|示例)\s*\d*",
     re.IGNORECASE,
 )
 
@@ -449,18 +450,19 @@ def _json_values(text: str) -> tuple[list[Any], bool]:
         if opening is None:
             return values, complete
         start = opening.start()
+        key = _KEY_BEFORE.search(text, max(0, start - 60), start)
+        named = key is None or key[1].casefold() in _LIST_KEYS  # else a field of an object that was cut
+        found: list[Any] = []
         try:
             value, at = decoder.raw_decode(text, start)
-            values.append(value)
+            found = [value]
         except (ValueError, RecursionError):
             at = start + 1
             if text[at : at + 40].strip()[:1] in {'"', "{", "[", ""}:
                 complete = False
-            key = _KEY_BEFORE.search(text, max(0, start - 60), start)
-            strings = _STRINGS.match(text, start)
-            if strings and (key is None or key[1].casefold() in _LIST_KEYS):
-                values.append(json.loads(f"[{strings[1]}]", strict=False))
-                at = strings.end()
+            if strings := _STRINGS.match(text, start):
+                found, at = [json.loads(f"[{strings[1]}]", strict=False)], strings.end()
+        values += found if named else []
     return values, False
 
 

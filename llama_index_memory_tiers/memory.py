@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +23,14 @@ from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, Messag
 from pydantic import PrivateAttr
 from typing_extensions import Self
 
-from llama_index_memory_tiers.arguments import Arguments, Places, check_arguments, resolve_places
+from llama_index_memory_tiers.arguments import (
+    Arguments,
+    Places,
+    check_arguments,
+    check_request,
+    checked_redaction,
+    resolve_places,
+)
 from llama_index_memory_tiers.blocks import consumers_of
 from llama_index_memory_tiers.budget import TokenCounter, plan_flush, window_row
 from llama_index_memory_tiers.context import ContextBuilder, Request, Settings, make_request
@@ -39,6 +48,8 @@ from llama_index_memory_tiers.windows import LogWindow, SessionWindow, StoreWind
 HANDLE_VERSION = 1
 _RAW_SESSIONS = 1024
 
+_Turns = weakref.WeakValueDictionary[tuple[int, Key], asyncio.Lock]
+
 
 @dataclass(slots=True)
 class _Shared:
@@ -53,6 +64,15 @@ class _Shared:
     contexts: ContextBuilder
     raw: dict[Key, dict[str, ChatMessage]] = field(default_factory=dict)
     stuck: set[Key] = field(default_factory=set)
+    turns: _Turns = field(default_factory=weakref.WeakValueDictionary)
+
+    def turn(self, key: Key) -> asyncio.Lock:
+        """A lock under which flushes of a session follow each other: a foreign store archives by position."""
+        place = (id(asyncio.get_running_loop()), key)
+        lock = self.turns.get(place)
+        if lock is None:
+            lock = self.turns[place] = asyncio.Lock()
+        return lock
 
 
 class TieredMemory(Memory):
@@ -125,13 +145,14 @@ class TieredMemory(Memory):
             async_engine=async_engine,
             db_schema=db_schema,
         )
+        redactor = checked_redaction(redaction)
         checked = check_arguments(fields)
         found = resolve_places(places, checked)
         super().__init__(
             **{**checked.fields, "user_id": found.user_id, "session_id": found.session_id},
             sql_store=found.chat_store,
         )
-        self._start(checked, found.storage, owns=found.owned, store=found.foreign_store, redaction=redaction)
+        self._start(checked, found.storage, owns=found.owned, store=found.foreign_store, redactor=redactor)
 
     def _start(
         self,
@@ -140,7 +161,7 @@ class TieredMemory(Memory):
         *,
         owns: bool,
         store: AsyncDBChatStore | None,
-        redaction: Redactor | Literal["default"] | None,
+        redactor: Redactor | None,
     ) -> None:
         counter = checked.counter
         limit = self.token_limit - self.reserve_tokens
@@ -152,7 +173,6 @@ class TieredMemory(Memory):
             recall_position=self.recall_position,
             raise_on_overflow=self.overflow == "raise",
         )
-        redactor = Redactor() if redaction == "default" else redaction
         self._shared = _Shared(
             storage=storage,
             owns_storage=owns,
@@ -198,7 +218,7 @@ class TieredMemory(Memory):
         db_schema: str | None = None,
         **ours: Any,
     ) -> Self:
-        """Make a memory, with the arguments of the class and `chat_history`: the window to begin with, as after `set`."""
+        """Make a memory from the arguments of the class; `chat_history` is its first window, as after `set`."""
         memory = cls(
             session_id=session_id,
             token_limit=token_limit,
@@ -295,9 +315,10 @@ class TieredMemory(Memory):
         Raises:
             ConfigurationError: The handle is of a newer version, or its storage was private.
         """
-        if handle.get("version") != HANDLE_VERSION:
+        version = handle.get("version") if isinstance(handle, Mapping) else type(handle)
+        if version != HANDLE_VERSION:
             raise ConfigurationError(
-                f"A handle of version {handle.get('version')!r} was given.",
+                f"A handle of version {version!r} was given.",
                 allowed=f"This release reads version {HANDLE_VERSION}.",
                 remedy="Install the release that wrote it, or make the memory anew from its ids.",
             )
@@ -307,6 +328,12 @@ class TieredMemory(Memory):
                 "The handle of a memory with a private temporary storage was given without storage=.",
                 allowed="A private storage ends with the memory that opened it.",
                 remedy="Pass the same open Storage, or use a file or a database from the beginning.",
+            )
+        if storage is None and ":***@" in address:
+            raise ConfigurationError(
+                f"The handle of a memory at {address!r} was given without storage=.",
+                allowed="A handle holds no password.",
+                remedy="Pass storage= with the whole URI, or an open Storage.",
             )
         if not isinstance(address, Storage):
             address = Storage(address, table_name=handle["table_name"], db_schema=handle["db_schema"])
@@ -399,6 +426,10 @@ class TieredMemory(Memory):
     async def _flush_window(self) -> None:
         if self._key in self._shared.stuck:
             return  # the newest turn alone is too large; nothing changes before the next one
+        async with self._shared.turn(self._key):
+            await self._flush_now()
+
+    async def _flush_now(self) -> None:
         window = await self._window.read()
         seqs = plan_flush(
             [window_row(stored.seq, stored.message, stored.tokens) for stored in window.messages],
@@ -407,9 +438,12 @@ class TieredMemory(Memory):
             window_messages=self.window_messages,
         )
         if not seqs:
-            self._shared.stuck.add(self._key)
+            if sum(stored.tokens for stored in window.messages) > self._window_tokens:
+                self._shared.stuck.add(self._key)
             return
-        archived = await self._window.archive(seqs)
+        # A damaged row leaves with its neighbours, or what waits for a flush would wait behind it for ever.
+        damaged = [seq for seq in window.damaged if seq < seqs[-1]]
+        archived = await self._window.archive([*damaged, *seqs])
         emit(WindowFlushed(session_id=self.session_id, archived=archived))
 
     async def _manage_queue(self) -> None:
@@ -481,6 +515,7 @@ class TieredMemory(Memory):
         initial_token_count: int,
         block_kwargs: Mapping[str, Any],
     ) -> Request:
+        check_request(asked, messages, initial_token_count)
         await self._shared.delivery.catch_up(self._key)
         self._shared.delivery.drain_once(self.user_id or "")
         return make_request(

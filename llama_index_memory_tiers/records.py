@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -15,6 +16,9 @@ from llama_index_memory_tiers.errors import ConfigurationError
 
 Place = tuple[int, int]
 """Where a message stands in the log: session row and sequence number. Never shown to users."""
+
+# Databases refuse or change these; an id that is changed would be another one's.
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -55,10 +59,10 @@ class Scope:
             value = getattr(self, name)
             if value is None and name != "session_id":
                 continue
-            if not isinstance(value, str) or not value.strip():
+            if not isinstance(value, str) or not value.strip() or _UNSTORABLE.search(value):
                 raise ConfigurationError(
-                    f"{name}={value!r} was given.",
-                    allowed="An id is text with at least one visible character.",
+                    f"{name}={value!r:.100} was given.",
+                    allowed="An id is text with at least one visible character, without NUL and lone surrogates.",
                     remedy=f"Pass a {name} that names one {name.removesuffix('_id')}"
                     + ("." if name == "session_id" else ", or leave it out."),
                 )

@@ -68,7 +68,7 @@ class Pattern:
         """
         group: str | int = "secret" if "secret" in self.regex.groupindex else 0
         at = 0
-        while match := self.regex.search(text, at):
+        while at < len(text) and (match := self.regex.search(text, at)):
             start, end = match.span(group)
             if end > start and (self.accept is None or self.accept(match)):
                 yield start, end

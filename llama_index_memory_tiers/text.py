@@ -24,20 +24,39 @@ MAX_TERM_CHARS = 64
 MAX_DATED_CHARS = 20_000
 """Dates are looked for in this much of a question: 10 000 words stay bounded."""
 
+QUESTION = "?"
+"""The term of a message that only asks; `analyse` never gives it, so no question finds it by BM25."""
+
 # Function words only: content words that are merely frequent are weighed down by BM25's own IDF. "may" is
 # missing because it is a month.
-_STOP_EN = frozenset(
-    ["a", "about", "above", "after", "again", "against", "all", "also", "am", "an", "and", "any", "are", "aren't", "as", "at", "be", "because", "been", "before", "being", "below", "between", "both", "but", "by", "can", "can't", "cannot", "could", "couldn't", "did", "didn't", "do", "does", "doesn't", "doing", "don't", "done", "down", "during", "each", "either", "else", "ever", "for", "from", "further", "get", "gets", "got", "had", "hadn't", "has", "hasn't", "have", "haven't", "having", "he", "he'd", "he'll", "he's", "her", "here", "here's", "hers", "herself", "him", "himself", "his", "how", "how's", "however", "i", "i'd", "i'll", "i'm", "i've", "if", "in", "into", "is", "isn't", "it", "it'd", "it'll", "it's", "its", "itself", "just", "let's", "me", "might", "mightn't", "mine", "more", "most", "must", "mustn't", "my", "myself", "neither", "no", "nor", "not", "of", "off", "on", "once", "only", "onto", "or", "other", "ought", "our", "ours", "ourselves", "out", "over", "own", "per", "rather", "really", "same", "shall", "shan't", "she", "she'd", "she'll", "she's", "should", "shouldn't", "since", "so", "some", "such", "than", "that", "that'd", "that'll", "that's", "the", "their", "theirs", "them", "themselves", "then", "there", "there'll", "there's", "these", "they", "they'd", "they'll", "they're", "they've", "this", "those", "though", "through", "to", "too", "toward", "towards", "under", "until", "up", "upon", "us", "very", "was", "wasn't", "we", "we'd", "we'll", "we're", "we've", "were", "weren't", "what", "what'll", "what's", "whatever", "when", "when's", "where", "where's", "whether", "which", "while", "who", "who'd", "who'll", "who's", "whom", "whose", "why", "why's", "will", "with", "within", "without", "won't", "would", "wouldn't", "yet", "you", "you'd", "you'll", "you're", "you've", "your", "yours", "yourself", "yourselves", "s", "t", "d", "ll", "m", "re", "ve", "ain't", "gonna", "wanna"]
-)
+_WORDS_EN = """
+    a about above after again against all also am an and any are aren't as at be because been before being
+    below between both but by can can't cannot could couldn't did didn't do does doesn't doing don't done
+    down during each either else ever for from further get gets got had hadn't has hasn't have haven't
+    having he he'd he'll he's her here here's hers herself him himself his how how's however i i'd i'll i'm
+    i've if in into is isn't it it'd it'll it's its itself just let's me might mightn't mine more most must
+    mustn't my myself neither no nor not of off on once only onto or other ought our ours ourselves out over
+    own per rather really same shall shan't she she'd she'll she's should shouldn't since so some such than
+    that that'd that'll that's the their theirs them themselves then there there'll there's these they
+    they'd they'll they're they've this those though through to too toward towards under until up upon us
+    very was wasn't we we'd we'll we're we've were weren't what what'll what's whatever when when's where
+    where's whether which while who who'd who'll who's whom whose why why's will with within without won't
+    would wouldn't yet you you'd you'll you're you've your yours yourself yourselves s t d ll m re ve ain't
+    gonna wanna
+"""
+_STOP_EN = frozenset(_WORDS_EN.split())
 
 # Chinese function words end a run: what stands between them is near enough to a word that "谁养猫?" finds
 # "我家的猫", which bigrams across 的 would not. Longest first. Bound forms (目的, 了解) lose a character on both
 # sides alike, so they still match.
-_STOP_ZH = sorted(
-    ["的", "了", "吗", "呢", "吧", "啊", "呀", "嘛", "哦", "哈", "么", "着", "得", "地", "是", "在", "有", "和", "与", "跟", "或", "及", "把", "被", "给", "对", "从", "向", "到", "也", "都", "就", "才", "又", "再", "还", "很", "太", "更", "最", "不", "没", "这", "那", "哪", "谁", "我", "你", "您", "他", "她", "它", "们", "个", "为", "什么", "怎么", "怎样", "如何", "为什么", "多少", "哪里", "哪儿", "哪个", "什么时候", "我们", "你们", "他们", "她们", "它们", "咱们", "自己", "这个", "那个", "这些", "那些", "这里", "那里", "这样", "那样", "是不是", "有没有", "是否", "可以", "因为", "所以", "但是", "而且", "如果", "已经", "一个", "一下", "一些", "之前", "之后", "以前", "以后", "请问", "告诉"],
-    key=len,
-    reverse=True,
-)
+_WORDS_ZH = """
+    的 了 吗 呢 吧 啊 呀 嘛 哦 哈 么 着 得 地 是 在 有 和 与 跟 或 及 把 被 给 对 从 向 到 也 都 就
+    才 又 再 还 很 太 更 最 不 没 这 那 哪 谁 我 你 您 他 她 它 们 个 为 什么 怎么 怎样 如何 为什么
+    多少 哪里 哪儿 哪个 什么时候 我们 你们 他们 她们 它们 咱们 自己 这个 那个 这些 那些 这里 那里
+    这样 那样 是不是 有没有 是否 可以 因为 所以 但是 而且 如果 已经 一个 一下 一些 之前 之后 以前
+    以后 请问 告诉
+"""
+_STOP_ZH = sorted(_WORDS_ZH.split(), key=len, reverse=True)
 _SPLIT_ZH = re.compile("|".join(map(re.escape, _STOP_ZH)))
 
 # Scripts written without spaces between words: kana, Han, Hangul; Thai, Lao, Burmese, Khmer.
@@ -60,11 +79,13 @@ _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
 _ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
 _SUFFIX = re.compile(r"(?:'s|s'|n't|'(?:ll|re|ve|d|m|t))$")
+_ASKS = re.compile(r"[?？]\s*(?:\[[^\]]*\]\s*)?\Z")  # an attachment's caption may stand behind
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _MONTHS = (
-    "January February March April May June July August September October November December".split()  # noqa: SIM905
-)
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
 
 _local = threading.local()
 
@@ -178,6 +199,26 @@ def day_terms(when: datetime) -> dict[str, int]:
         Terms as `analyse` gives them: day, month, year, and 2023年, 5月, 8日.
     """
     return analyse(f"{day_label(when)}, {when.year}年{when.month}月{when.day}日")
+
+
+def message_terms(text: str, *, speaker: str = "", when: datetime | None = None) -> dict[str, int]:
+    """The BM25 key of a message.
+
+    Args:
+        text: What was said.
+        speaker: Who said it.
+        when: When, in the speaker's zone.
+
+    Returns:
+        Terms of text, speaker and day, and `QUESTION` when the message ends by asking.
+    """
+    found = Counter(analyse(text))
+    found.update(analyse(speaker))
+    if when is not None:
+        found.update(day_terms(when))
+    if _ASKS.search(text[-MAX_DATED_CHARS:]):
+        found[QUESTION] = 1
+    return dict(found)
 
 
 def mentions(text: str, speakers: Iterable[str]) -> frozenset[str]:
@@ -315,14 +356,9 @@ def _month(now: datetime, months: int) -> DateHint | None:
 
 
 _DIGITS = {c: i for i, c in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "几": 3}
-_WORDS = {w: i for i, w in enumerate("zero one two three four five six seven eight nine ten".split())} | {  # noqa: SIM905
-    "a": 1,
-    "an": 1,
-    "couple of": 2,
-    "a couple of": 2,
-    "few": 3,
-    "a few": 3,
-}
+_NUMBERS_EN = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_VAGUE = {"a": 1, "an": 1, "couple of": 2, "a couple of": 2, "few": 3, "a few": 3}
+_WORDS = {word: i for i, word in enumerate(_NUMBERS_EN)} | _VAGUE
 
 
 def _number(text: str) -> int:
@@ -338,7 +374,7 @@ def _number(text: str) -> int:
     return int("".join(str(_DIGITS.get(c, 0)) if not c.isdecimal() else c for c in text) or 0)
 
 
-_WEEKDAYS = "monday tuesday wednesday thursday friday saturday sunday".split()  # noqa: SIM905
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _MONTH_NUMBER = {name.casefold()[:3]: i for i, name in enumerate(_MONTHS, 1)}
 _STEP = {"last": -1, "past": -1, "previous": -1, "this": 0, "next": 1, "上": -1, "这": 0, "本": 0, "下": 1}
 _SHIFT_DAYS = {
@@ -399,9 +435,8 @@ def _read_step(match: re.Match[str], now: datetime) -> DateHint | None:
     if unit in _WEEKDAYS:
         # In English "last Friday" is the latest one before today, "next Friday" the first one after.
         ahead = (_WEEKDAYS.index(unit) - now.weekday()) % 7
-        if step < 0:
-            return _day(now, (ahead or 7) - 7)
-        return _day(now, ahead or 7) if step else _day(now, monday + _WEEKDAYS.index(unit))
+        days = {-1: (ahead or 7) - 7, 0: monday + _WEEKDAYS.index(unit), 1: ahead or 7}
+        return _day(now, days[step])
     return _day(now, monday + "一二三四五六日".index(unit[-1].replace("天", "日")))
 
 

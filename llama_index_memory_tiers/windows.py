@@ -13,9 +13,7 @@ from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, Messag
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.records import MessageMeta, Scope, StoredMessage
 from llama_index_memory_tiers.storage import Entry, Storage, Window, codec
-from llama_index_memory_tiers.storage.log import ACTIVE, ARCHIVED
-
-_BOTH = (ACTIVE, ARCHIVED)
+from llama_index_memory_tiers.storage.log import statuses_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +104,14 @@ class LogWindow:
 
     async def clear(self, status: MessageStatus | None) -> None:
         """See `SessionWindow`."""
-        statuses = _BOTH if status is None else (status.value,)
-        await self._storage.log.clear(self._user, self._session, statuses)
+        await self._storage.log.clear(self._user, self._session, statuses_of(status))
 
     async def history(self, status: MessageStatus | None) -> list[StoredMessage]:
         """See `SessionWindow`."""
+        statuses = statuses_of(status)
         session = await self._storage.log.session(self._user, self._session)
         if session is None:
             return []
-        statuses = _BOTH if status is None else (status.value,)
         found, _ = await self._storage.log.read(session.sid, self._session, statuses=statuses)
         return found
 
@@ -167,7 +164,7 @@ class StoreWindow:
         entries = [self._entry(message) for message in moved]
         if entries:
             await self._log.append(entries, self._consumers)
-            window = await self._storage.log.window("", self._key)
+            window = await self._log.read()
             await self._log.archive([stored.seq for stored in window.messages])
         return len(moved)
 

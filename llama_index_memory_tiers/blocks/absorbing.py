@@ -18,6 +18,9 @@ from llama_index_memory_tiers.storage import DeadLetter, OwnerReader, Session, S
 Trigger = Literal["turn", "flush", "idle"]
 Outcome = Literal["absorbed", "nothing", "busy", "failed", "outage", "parked", "again"]
 
+BUSY = "busy"
+"""Reported when another worker, perhaps one that died a moment ago, still holds the claim."""
+
 BATCH_MESSAGES = 64
 # 64, 32, 16, 8, 4, 2, 1 and once more alone: then the message itself is at fault.
 TRIES_BEFORE_PARKING = 8
@@ -98,12 +101,12 @@ class Due:
 
     Args:
         to_head: Take everything, complete turns or not (an explicit flush).
-        idle: The session has been silent for long enough.
+        silent_seconds: How long the session has been silent.
         flushed_until: The last sequence number that has left the window.
     """
 
     to_head: bool = False
-    idle: bool = False
+    silent_seconds: float = 0.0
     flushed_until: int = 0
 
 
@@ -130,7 +133,7 @@ def turn_ends(rows: Sequence[StoredMessage]) -> list[int]:
 
 
 def plan_batch(
-    consumer: Consumer, rows: Sequence[StoredMessage], last: int, due: Due, *, max_messages: int
+    consumer: Consumer, rows: Sequence[StoredMessage], last: int, due: Due, *, max_messages: int, full: bool = False
 ) -> int | None:
     """Decide where the next batch ends.
 
@@ -140,17 +143,20 @@ def plan_batch(
         last: Sequence number of the last row that was read, damaged or not.
         due: See `Due`.
         max_messages: Bound of the batch.
+        full: More lies behind the cursor than a batch may hold: it is due however many turns it has, or a turn
+            of a hundred tool calls would never be.
 
     Returns:
         Sequence number of the batch's end, or `None` when nothing is due.
     """
     flush_only = consumer.absorb_on == {"flush"}
     hi = 0
-    if (due.to_head and not flush_only) or (due.idle and "idle" in consumer.absorb_on):
+    idle = "idle" in consumer.absorb_on and due.silent_seconds >= consumer.idle_seconds
+    if (due.to_head and not flush_only) or idle:
         hi = last
     ends = turn_ends(rows)
-    if "turn" in consumer.absorb_on and len(ends) >= consumer.absorb_every:
-        hi = max(hi, ends[-1])
+    if "turn" in consumer.absorb_on and (full or len(ends) >= consumer.absorb_every):
+        hi = max(hi, ends[-1] if ends else last)
     if "flush" in consumer.absorb_on:
         hi = max(hi, min(last, due.flushed_until))
     reach = [row for row in rows if row.seq <= hi]
@@ -201,6 +207,20 @@ async def absorb(
     Returns:
         What became of it; never raises for what the block or its model does.
     """
+    # Workers of one loop wait for each other: a flush right after a put does not find the background busy.
+    async with storage.cursors.turn(session.sid, consumer.key):
+        return await _absorb(storage, consumer, session, due, counter, claim_seconds, agent_id)
+
+
+async def _absorb(
+    storage: Storage,
+    consumer: Consumer,
+    session: Session,
+    due: Due,
+    counter: TokenCounter,
+    claim_seconds: float,
+    agent_id: str | None,
+) -> Step:
     scope = Scope(session.session_id, session.user_id or None, agent_id)
     owner = owner_key(scope, session.sid, per_session=consumer.per_session)
     cursor = (await storage.cursors.all(session.sid)).get(consumer.key)
@@ -208,19 +228,25 @@ async def absorb(
         return Step("nothing")
     # The epoch before the batch: what is forgotten from now on rolls the merge back.
     epoch = await storage.records.epoch(owner)
-    limit = max(1, BATCH_MESSAGES >> cursor.attempts)
     # One row more than the batch, as only the next message tells that a turn is complete.
     rows, last = await storage.log.read(
-        session.sid, session.session_id, after=cursor.pos, limit=limit + 1, tombstones=True
+        session.sid, session.session_id, after=cursor.pos, limit=BATCH_MESSAGES + 1, tombstones=True
     )
-    hi = plan_batch(consumer, rows, last, due, max_messages=limit) if last else None
+    if not last:
+        return Step("nothing")
+    limit = max(1, BATCH_MESSAGES >> cursor.attempts)
+    full = last - cursor.pos > BATCH_MESSAGES
+    hi = plan_batch(consumer, rows, last, due, max_messages=limit, full=full)
     if hi is None:
         return Step("nothing")
+    before = await _before(storage, session, cursor.pos) if consumer.uses_model else ()
     me = storage.ids()
-    until = storage.now() + int(claim_seconds * _SECOND)
-    if await storage.cursors.claim(session.sid, consumer.key, me, now=storage.now(), until=until) != cursor.pos:
+    pos = await _claim(storage, consumer, session.sid, me, claim_seconds)
+    if pos is None:
+        return Step("busy", error=BUSY)
+    if pos != cursor.pos:
         await storage.cursors.release(session.sid, consumer.key, me)
-        return Step("busy")
+        return Step("again")
     batch = Batch(
         scope=scope,
         owner=owner,
@@ -228,7 +254,7 @@ async def absorb(
         lo=cursor.pos,
         hi=hi,
         messages=tuple(row for row in rows if row.seq <= hi),
-        before=await _before(storage, session, cursor.pos) if consumer.uses_model else (),
+        before=before,
     )
     return await _attempt(storage, consumer, batch, me, epoch, counter, claim_seconds, cursor.attempts)
 
@@ -267,6 +293,19 @@ async def absorb_letter(
     except Exception as error:  # noqa: BLE001  # it stays a dead letter, with the newest reason in the report
         return Step("failed", error=type(error).__name__)
     return Step("absorbed", messages=len(rows)) if changes is not None else Step("again")
+
+
+async def _claim(storage: Storage, consumer: Consumer, sid: int, me: str, claim_seconds: float) -> int | None:
+    now = storage.now()
+    until = now + int(claim_seconds * _SECOND)
+    claiming = asyncio.ensure_future(storage.cursors.claim(sid, consumer.key, me, now=now, until=until))
+    try:
+        return await asyncio.shield(claiming)
+    except asyncio.CancelledError:
+        # It is committed all the same; left alone it would keep others waiting until it expires.
+        await claiming
+        await storage.cursors.release(sid, consumer.key, me)
+        raise
 
 
 async def _before(storage: Storage, session: Session, pos: int) -> tuple[StoredMessage, ...]:

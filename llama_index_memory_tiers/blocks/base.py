@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.utils import get_tokenizer
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from typing_extensions import Self
 
 from llama_index_memory_tiers.blocks.absorbing import Due, Trigger, absorb
@@ -82,12 +83,19 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
     stable: ClassVar[bool] = False
     _own: Storage | None = PrivateAttr(default=None)
 
+    def __init__(self, **fields: Any) -> None:
+        _check_fields(type(self), fields)
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise _refused(type(self), error) from None
+
     @model_validator(mode="after")
     def _named(self) -> Self:
-        if not self.name.strip():
+        if not self.name.strip() or codec.storable(self.name) != self.name:
             raise ConfigurationError(
-                f"name={self.name!r} was given to {type(self).__name__}.",
-                allowed="A block's name is not blank.",
+                f"name={self.name!r:.100} was given to {type(self).__name__}.",
+                allowed="A block's name has a visible character, and neither NUL nor lone surrogates.",
                 remedy="Leave it out or choose one.",
             )
         return self
@@ -168,7 +176,7 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         await storage.log.append("", key, entries, now=storage.now(), consumers=[self.key])
         session = await storage.log.session("", key)
         assert session is not None  # noqa: S101  # the append made it
-        due = Due(to_head=True, idle=True, flushed_until=session.head_seq)
+        due = Due(to_head=True, silent_seconds=math.inf, flushed_until=session.head_seq)
         while True:
             step = await absorb(storage, self, session, due, counter=counter, claim_seconds=_CLAIM_SECONDS)
             if step.outcome in {"nothing", "busy"}:
@@ -183,12 +191,16 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
     async def _aput(self, messages: list[ChatMessage]) -> None:
         await self.aput(messages)
 
-    async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
+    async def _aget(
+        self,
+        messages: list[ChatMessage] | None = None,
+        session_id: str | None = None,
+        **block_kwargs: Any,  # noqa: ARG002  # stock's signature
+    ) -> str:
         storage, counter = self._storage(), TokenCounter(get_tokenizer())
-        key = block_kwargs.get("session_id") or _NO_SESSION
+        key = session_id or _NO_SESSION
         session = await storage.log.session("", key)
-        if session is None:
-            return ""
+        sid = 0 if session is None else session.sid
         scope = Scope(key)
         query = Query(
             text=newest_request(messages or []),
@@ -198,9 +210,9 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
             visible=frozenset(),
             allowance=_ALONE_TOKENS,
             counter=counter,
-            sid=session.sid,
+            sid=sid,
         )
-        owner = owner_key(scope, session.sid)
+        owner = owner_key(scope, sid)
         items = await self.recall(query, OwnerReader(storage.records, owner, self.key))
         return section_text(_affordable(items, counter))
 
@@ -215,6 +227,43 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         if self._own is None:
             self._own = Storage()
         return self._own
+
+
+def _check_fields(block: type[BaseMemoryBlock[Any]], fields: Mapping[str, Any]) -> None:
+    """Refuse what pydantic lets pass: a misspelt name, which it ignores, and True, which it takes for 1."""
+    known = block.model_fields
+    unknown = sorted(set(fields) - set(known))
+    if unknown:
+        raise ConfigurationError(
+            f"Unknown arguments were given to {block.__name__}: {', '.join(unknown)}.",
+            allowed=f"It knows: {', '.join(sorted(known))}.",
+            remedy="Remove them, or correct the spelling.",
+        )
+    for name, value in fields.items():
+        kinds = {known[name].annotation, *get_args(known[name].annotation)}
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ConfigurationError(
+                f"{name}={value!r} was given to {block.__name__}.",
+                allowed=f"{name} is a number.",
+                remedy="Pass a number, or leave it out.",
+            )
+
+
+def _refused(block: type[BaseMemoryBlock[Any]], error: ValidationError) -> ConfigurationError:
+    """What pydantic found, in our words; an error of ours that it wrapped comes out as it was."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigurationError):
+        return cause
+    name = ".".join(map(str, first["loc"])) or "arguments"
+    missing = first["type"] == "missing"
+    return ConfigurationError(
+        f"{block.__name__} was made without {name}."
+        if missing
+        else f"{name}={first['input']!r:.100} was given to {block.__name__}.",
+        allowed=f"{first['msg']}.",
+        remedy="Pass what is allowed." if missing else "Pass what is allowed, or leave it out.",
+    )
 
 
 def newest_request(messages: Sequence[ChatMessage]) -> str:

@@ -28,7 +28,7 @@ from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Record, StoredMessage
-from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, RecalledMessage
+from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, RecalledMessage, codec
 from llama_index_memory_tiers.text import analyse, day_label, day_terms, escape
 
 _KIND = "message"
@@ -126,7 +126,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
 
     async def recall(self, query: Query, reader: OwnerReader) -> list[Item]:
         """Offer messages, the most valuable per token first."""
-        text = self._asked(query)
+        text = codec.storable(self._asked(query))
         if not text.strip():
             return []
         vector = await self._query_vector(text, query)
@@ -244,7 +244,8 @@ def _line(stored: StoredMessage) -> str:
 
 def _dense_key(stored: StoredMessage, text: str) -> str:
     speaker = stored.meta.sent_from
-    return (f"{speaker}: {text}" if speaker else text)[:_EMBEDDED_CHARACTERS]
+    # Tokenizers and HTTP clients refuse lone surrogates.
+    return codec.storable(f"{speaker}: {text}" if speaker else text)[:_EMBEDDED_CHARACTERS]
 
 
 def _terms(stored: StoredMessage, text: str) -> Mapping[str, int]:

@@ -89,10 +89,19 @@ class Storage:
                 allowed="They exclude each other: each says which database.",
                 remedy="Pass one of them.",
             )
-        self._address = _address_of(engine) if engine is not None else resolve_address(address)
+        _check_count("pool_size", pool_size, least=1)
+        _check_count("index_bytes", index_bytes, least=0)
+        for name, function in (("clock", clock), ("ids", ids)):
+            if not callable(function):
+                raise ConfigurationError(
+                    f"{name}={function!r:.100} was given.",
+                    allowed=f"{name} is a function without arguments.",
+                    remedy="Pass such a function, or leave it out.",
+                )
         self.table_name = checked_name("table_name", table_name)
-        sqlite = self._address.url.get_backend_name() == "sqlite"
-        self.db_schema = None if db_schema is None or sqlite else checked_name("db_schema", db_schema)
+        schema = None if db_schema is None else checked_name("db_schema", db_schema)
+        self._address = _address_of(engine) if engine is not None else resolve_address(address)
+        self.db_schema = None if self._address.url.get_backend_name() == "sqlite" else schema
         self.clock = clock
         self.ids = ids
         self._tables = build_tables(self.table_name, self.db_schema)
@@ -174,6 +183,15 @@ class Storage:
 
     def __repr__(self) -> str:
         return f"Storage({self.address!r}, table_name={self.table_name!r})"
+
+
+def _check_count(name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(
+            f"{name}={value!r:.100} was given.",
+            allowed=f"{name} is a whole number from {least}.",
+            remedy="Pass such a number, or leave it out.",
+        )
 
 
 def _address_of(engine: Any) -> Address:

@@ -11,9 +11,8 @@ from pydantic import ConfigDict, PrivateAttr
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope, StoredMessage
 from llama_index_memory_tiers.storage import Storage, codec
-from llama_index_memory_tiers.storage.log import ACTIVE, ARCHIVED, GONE, Entry
+from llama_index_memory_tiers.storage.log import ARCHIVED, GONE, Entry, statuses_of
 
-_BOTH = (ACTIVE, ARCHIVED)
 _ALL_TOKENS = 2**62
 
 
@@ -80,14 +79,14 @@ class TieredChatStore(AsyncDBChatStore):
         if session is None:
             return []
         found, _ = await self._storage.log.read(
-            session.sid, key, limit=limit, offset=offset, statuses=_statuses(status)
+            session.sid, key, limit=limit, offset=offset, statuses=statuses_of(status)
         )
         return found
 
     async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
         """How many messages a session has; `None` counts active and archived."""
         session = await self._storage.log.session(self._user, self._key(key))
-        return 0 if session is None else await self._storage.log.count(session.sid, _statuses(status))
+        return 0 if session is None else await self._storage.log.count(session.sid, statuses_of(status))
 
     async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
         """Store one message at the end."""
@@ -129,13 +128,13 @@ class TieredChatStore(AsyncDBChatStore):
         """
         for stored in await self.stored_messages(key, None):
             if idx in (stored.id, stored.seq):
-                await self._storage.log.archive(self._user, key, [stored.seq], status=GONE)
-                return stored.message
+                moved = await self._storage.log.archive(self._user, key, [stored.seq], status=GONE)
+                return stored.message if moved else None
         return None
 
     async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
         """Delete a session's messages; their text is gone."""
-        await self._storage.log.clear(self._user, self._key(key), _statuses(status), gone=True)
+        await self._storage.log.clear(self._user, self._key(key), statuses_of(status), gone=True)
 
     async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         """Delete the oldest active messages and return them."""
@@ -165,9 +164,8 @@ class TieredChatStore(AsyncDBChatStore):
             raise ConfigurationError(
                 f"n={n!r} was given.", allowed="It counts messages, from 0.", remedy="Pass a whole number."
             )
-        oldest = await self.stored_messages(key, MessageStatus.ACTIVE, limit=n)
-        await self._storage.log.archive(self._user, key, [stored.seq for stored in oldest], status=status)
-        return [stored.message for stored in oldest]
+        moved = await self._storage.log.move_oldest(self._user, self._key(key), n, status=status)
+        return [stored.message for stored in moved]
 
     def _entries(self, messages: Sequence[ChatMessage]) -> list[Entry]:
         now = self._storage.now()
@@ -175,7 +173,3 @@ class TieredChatStore(AsyncDBChatStore):
             Entry(self._storage.ids(), message.role.value, 0, "", now, codec.encode_message(message))
             for message in messages
         ]
-
-
-def _statuses(status: MessageStatus | None) -> tuple[str, ...]:
-    return _BOTH if status is None else (status.value,)

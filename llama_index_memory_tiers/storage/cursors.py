@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +58,9 @@ class DeadLetter:
     at: int
 
 
+_Turns = weakref.WeakValueDictionary[tuple[int, str], asyncio.Lock]
+
+
 class CursorStore:
     """Statements over cursors and dead letters.
 
@@ -69,12 +74,29 @@ class CursorStore:
         self._c = c = tables.cursors
         self._d = tables.dead
         self._s = tables.sessions
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = weakref.WeakKeyDictionary()
         mine = and_(c.c.sid == bindparam("b_sid"), c.c.consumer == bindparam("b_consumer"))
         self._fence = (
             update(c)
             .where(mine, c.c.pos == bindparam("b_lo"), c.c.claim == bindparam("b_me"))
             .values(pos=bindparam("b_hi"), claim=None, claim_until=0, attempts=0, error=None)
         )
+
+    def turn(self, sid: int, consumer: str) -> asyncio.Lock:
+        """A lock under which the workers of this loop take turns; claims are for all others.
+
+        Args:
+            sid: Private row of the session.
+            consumer: Key of the block.
+
+        Returns:
+            The lock, the same for all who hold or await it.
+        """
+        turns = self._turns.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
+        lock = turns.get((sid, consumer))
+        if lock is None:
+            lock = turns[sid, consumer] = asyncio.Lock()
+        return lock
 
     async def all(self, sid: int) -> dict[str, Cursor]:
         """Every consumer's cursor in a session, by key."""

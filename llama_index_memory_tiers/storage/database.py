@@ -7,8 +7,9 @@ import inspect
 import os
 import random
 import tempfile
+import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,6 +78,12 @@ def resolve_address(given: str | os.PathLike[str] | None) -> Address:
     Raises:
         ConfigurationError: The URI has no async driver, an unknown one, or the folder does not exist.
     """
+    if given is not None and (not isinstance(given, str | os.PathLike) or "\0" in os.fspath(given)):
+        raise ConfigurationError(
+            f"storage={given!r:.100} was given.",
+            allowed="It is a file path or a database URI.",
+            remedy="Pass a path such as './memory.db', or leave it out for a private temporary database.",
+        )
     if given is None or (isinstance(given, str) and _in_memory(given)):
         private = tempfile.TemporaryDirectory(prefix="memory-tiers-", ignore_cleanup_errors=True)
         return Address(_sqlite(Path(private.name) / "memory.db"), private)
@@ -152,7 +159,9 @@ class Database:
         self.sqlite = self.dialect == "sqlite"
         self._given = engine
         self._pool_size = pool_size
-        self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = weakref.WeakKeyDictionary()
+        # Not weak: connections that vanish with their loop could not be closed any more.
+        self._engines: dict[asyncio.AbstractEventLoop, AsyncEngine] = {}
+        self._drivers: dict[asyncio.AbstractEventLoop, weakref.WeakSet[Any]] = {}
         self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         self._running: set[asyncio.Task[Any]] = set()
@@ -207,11 +216,7 @@ class Database:
     async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
         if self.closed:
             work.close()
-            raise StorageClosedError(
-                "This storage is closed.",
-                allowed="A storage is used between its creation and aclose().",
-                remedy="Create a new Storage with the same address.",
-            )
+            raise _closed()
         task: asyncio.Task[T] = _Unstoppable(work, loop=asyncio.get_running_loop())
         self._running.add(task)
         task.add_done_callback(self._done)
@@ -270,6 +275,8 @@ class Database:
         loop = asyncio.get_running_loop()
         engine = self._engines.get(loop)
         if engine is None:
+            if self.closed:
+                raise _closed()  # a retry of what another loop's aclose cut off
             self._drop_dead_loops()
             engine = self._engines[loop] = self._adopt() if self._given is not None else self._create()
             event.listen(engine.sync_engine, "before_cursor_execute", self._count)
@@ -293,31 +300,60 @@ class Database:
             if "skip_autocommit_rollback" in inspect.signature(DefaultDialect.__init__).parameters:
                 options["skip_autocommit_rollback"] = True
         engine = create_async_engine(self.address.url, **options)
+        drivers = self._drivers[asyncio.get_running_loop()] = weakref.WeakSet()
         if self.sqlite:
             event.listen(engine.sync_engine, "connect", _pragmas)
+            event.listen(engine.sync_engine, "connect", lambda connection, _: drivers.add(connection.driver_connection))
         return engine
 
     def _drop_dead_loops(self) -> None:
-        for loop, engine in list(self._engines.items()):
+        for loop in list(self._engines):
             if loop.is_closed():
-                del self._engines[loop]
-                if engine is not self._given:
-                    # Its connections cannot be awaited any more; their threads are daemons.
-                    engine.sync_engine.dispose(close=False)
+                self._leave(loop)
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close from outside what another loop opened: its connections cannot be awaited here."""
+        engine, drivers = self._engines.pop(loop), self._drivers.pop(loop, None)
+        if drivers is None:
+            return  # the user's own engine
+        if loop.is_running() and not self.sqlite:
+            asyncio.run_coroutine_threadsafe(engine.dispose(), loop)
+            return
+        engine.sync_engine.dispose(close=False)
+        _stop(list(drivers))
 
     async def aclose(self) -> None:
-        """Wait for running transactions of this loop and close what this object opened."""
+        """Wait for running transactions of this loop and close what this object opened, on other loops as well."""
         self.closed = True
         here = asyncio.get_running_loop()
         mine = [task for task in self._running if task.get_loop() is here]
         if mine:
             await asyncio.gather(*mine, return_exceptions=True)
         engine = self._engines.pop(here, None)
-        if engine is not None and self._given is None:
+        if self._drivers.pop(here, None) is not None and engine is not None:
             await engine.dispose()
-        self._drop_dead_loops()
-        if self.address.private is not None and not self._engines:
+        for loop in list(self._engines):
+            self._leave(loop)
+        if self.address.private is not None:
             self.address.private.cleanup()
+
+
+def _closed() -> StorageClosedError:
+    return StorageClosedError(
+        "This storage is closed.",
+        allowed="A storage is used between its creation and aclose().",
+        remedy="Create a new Storage with the same address.",
+    )
+
+
+def _stop(drivers: Sequence[Any]) -> None:
+    """Close SQLite connections; each does it in its own thread, after what it was asked before."""
+    stops = [driver.stop for driver in drivers if hasattr(driver, "stop")]  # aiosqlite from 0.22
+    if stops:
+        # In a thread without a loop, as each would report to the loop of its caller.
+        helper = threading.Thread(target=lambda: [stop() for stop in stops], daemon=True)
+        helper.start()
+        helper.join()
 
 
 async def _quietly(undo: Awaitable[Any]) -> None:

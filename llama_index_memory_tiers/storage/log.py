@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from sqlalchemy import and_, bindparam, case, func, insert, select, update
+from sqlalchemy import String, and_, bindparam, case, cast, func, insert, literal, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
@@ -109,7 +110,7 @@ class Window:
         messages: Shared with the cache: copy before handing out.
         counters: Counter's name of each message.
         damaged: Sequence numbers of rows that could not be read.
-        owner_rev: Revision of what is known about the user.
+        owner_rev: Rises with every change of what is known about the user or in the session.
     """
 
     sid: int = 0
@@ -156,6 +157,7 @@ class MessageLog:
         self._m = m = tables.messages
         self._c = tables.cursors
         o = tables.owners
+        alone = tables.owners.alias()
         mine = and_(s.c.user_id == bindparam("u"), s.c.session_id == bindparam("s"))
         session = (
             s.c.sid, s.c.user_id, s.c.session_id, s.c.head_seq, s.c.active_tokens, s.c.window_rev, s.c.last_put_at
@@ -183,12 +185,14 @@ class MessageLog:
             m.c.data,
             m.c.meta,
         )
+        rev = func.coalesce(o.c.rev, 0) + func.coalesce(alone.c.rev, 0)
         self._window = (
-            select(s.c.sid, s.c.head_seq, s.c.window_rev, o.c.rev.label("owner_rev"), *self._columns)
+            select(s.c.sid, s.c.head_seq, s.c.window_rev, rev.label("owner_rev"), *self._columns)
             .select_from(
                 s.outerjoin(m, and_(m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.seq > bindparam("after")))
-                # Comes along to tell whether a remembered recall is still the newest.
+                # Come along to tell whether a remembered recall is still the newest.
                 .outerjoin(o, o.c.owner == bindparam("owner"))
+                .outerjoin(alone, alone.c.owner == literal("s:") + cast(s.c.sid, String))
             )
             .where(mine)
             .order_by(m.c.seq)
@@ -364,6 +368,35 @@ class MessageLog:
 
         return await self._database.write(work)
 
+    async def move_oldest(
+        self, user_id: str, session_id: str, count: int, *, status: str = ARCHIVED
+    ) -> list[StoredMessage]:
+        """Move the oldest active messages out of the window; of several callers at once each moves others.
+
+        Args:
+            user_id: The person, or '' for none.
+            session_id: The conversation.
+            count: How many; damaged rows count and move as well.
+            status: `archived`, `cleared` or `gone`.
+
+        Returns:
+            The messages that were moved, as they were before.
+        """
+        m = self._m
+
+        async def work(connection: AsyncConnection) -> tuple[int, Sequence[Any]]:
+            locked = (await connection.execute(self._find.with_for_update(), {"u": user_id, "s": session_id})).first()
+            if locked is None:
+                return 0, ()
+            query = select(*self._columns).where(m.c.sid == locked.sid, m.c.status == ACTIVE)
+            rows = (await connection.execute(query.order_by(m.c.seq).limit(count))).all()
+            await self._set_status(connection, locked.sid, [row.seq for row in rows], status)
+            return locked.sid, rows
+
+        sid, rows = await self._database.write(work)
+        found, _ = self._decode(rows, sid, session_id)
+        return [message for message, _ in found]
+
     async def clear(self, user_id: str, session_id: str, statuses: Sequence[str], *, gone: bool = False) -> int:
         """Take messages out of the session's history.
 
@@ -491,14 +524,14 @@ class MessageLog:
         if not rows:
             return Window()
         first = rows[0]
-        if (first.sid, first.head_seq, first.owner_rev or 0) == (known.sid, known.head_seq, known.owner_rev):
+        if (first.sid, first.head_seq, first.owner_rev) == (known.sid, known.head_seq, known.owner_rev):
             return known
         new, damaged = self._decode(rows, first.sid, session_id)
         window = Window(
             sid=first.sid,
             head_seq=first.head_seq,
             window_rev=first.window_rev,
-            owner_rev=first.owner_rev or 0,
+            owner_rev=first.owner_rev,
             messages=known.messages + tuple(message for message, _ in new),
             counters=known.counters + tuple(counter for _, counter in new),
             damaged=known.damaged + damaged,
@@ -594,11 +627,30 @@ class MessageLog:
                 continue  # the session's row without any message, or a tombstone
             try:
                 found.append((stored_message(row, sid, session_id), row.counter))
-            except Exception:
-                # Pydantic, json and base64 each raise their own; one damaged row must not close the session.
-                _logger.exception("damaged message skipped", extra={"session_id": session_id, "seq": row.seq})
+            except Exception as error:  # noqa: BLE001
+                # Pydantic, json and base64 each raise their own; one damaged row must not close the session. Their
+                # texts quote the row, so that only the kind is logged.
+                about = {"session_id": session_id, "seq": row.seq, "error": type(error).__name__}
+                _logger.error("damaged message skipped", extra=about)  # noqa: TRY400
                 damaged.append(row.seq)
         return found, tuple(damaged)
+
+
+def statuses_of(status: MessageStatus | None) -> tuple[str, ...]:
+    """What LlamaIndex's status means here; `None` means active and archived.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if status is None:
+        return ACTIVE, ARCHIVED
+    if not isinstance(status, MessageStatus):
+        raise ConfigurationError(
+            f"status={status!r:.100} was given.",
+            allowed="It is a MessageStatus, or None for active and archived messages.",
+            remedy="Pass MessageStatus.ACTIVE or MessageStatus.ARCHIVED, or leave it out.",
+        )
+    return (status.value,)
 
 
 def stored_message(row: Any, sid: int, session_id: str) -> StoredMessage:

@@ -247,7 +247,8 @@ class RecordStore:
         async def work(connection: AsyncConnection) -> list[Record]:
             return await self._records(connection, query, {"now": self._now()})
 
-        return (await self._database.read(work))[::-1]
+        found = await self._database.read(work)
+        return found[::-1]
 
     async def search(self, owner: str, model: str, query: IndexQuery) -> list[Hit]:
         """Find candidates among one owner's records, best first.

