@@ -271,9 +271,7 @@ class Delivery:
             )
         return FlushReport(tuple(total.values()))
 
-    async def _deliver(
-        self, session: Session, due: Due, without: Collection[str] = ()
-    ) -> tuple[BlockProgress, ...]:
+    async def _deliver(self, session: Session, due: Due, without: Collection[str] = ()) -> tuple[BlockProgress, ...]:
         await self._first_cursors(session)
         if any("flush" in consumer.absorb_on for consumer in self._consumers):
             due = replace(due, flushed_until=await self._storage.log.flushed_until(session.sid))

@@ -85,7 +85,39 @@ _LONG = 64
 _EDGE = "*_.,;:!?()[]{}<>\"'`"
 
 _UNSET = frozenset(  # what stands for a value in code, forms and documentation
-    ["none", "null", "nil", "true", "false", "undefined", "empty", "blank", "default", "required", "optional", "mandatory", "hidden", "masked", "redacted", "string", "str", "int", "integer", "text", "bytes", "varchar", "char", "example", "sample", "placeholder", "unset", "unknown", "todo", "tbd", "n/a"]
+    [
+        "none",
+        "null",
+        "nil",
+        "true",
+        "false",
+        "undefined",
+        "empty",
+        "blank",
+        "default",
+        "required",
+        "optional",
+        "mandatory",
+        "hidden",
+        "masked",
+        "redacted",
+        "string",
+        "str",
+        "int",
+        "integer",
+        "text",
+        "bytes",
+        "varchar",
+        "char",
+        "example",
+        "sample",
+        "placeholder",
+        "unset",
+        "unknown",
+        "todo",
+        "tbd",
+        "n/a",
+    ]
 )
 _ORDINARY = _UNSET | frozenset(
     # what people say about a password
@@ -402,7 +434,18 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
 
 # Fields that pair, type or place a message; changing one breaks it, and none holds free text.
 _FIXED_FIELDS = frozenset(
-    ["block_type", "role", "tool_call_id", "tool_name", "path", "image_mimetype", "video_mimetype", "document_mimetype", "format", "detail"]
+    [
+        "block_type",
+        "role",
+        "tool_call_id",
+        "tool_name",
+        "path",
+        "image_mimetype",
+        "video_mimetype",
+        "document_mimetype",
+        "format",
+        "detail",
+    ]
 )
 _ID_KEYS = frozenset({"id", "tool_call_id", "call_id", "tool_id"})
 _PASSWORD_NAME = re.compile(r"(?i).*(?:passwords?|passwd|passcode|passphrase|pwd)|pass|pin|.*密码|.*口令")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any, ClassVar
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -279,3 +284,53 @@ async def absorb_all(memory: TieredMemory, *, most: int = 200) -> int:
             return calls
         await asyncio.sleep(0.01)
     raise AssertionError(f"still waiting after {most} flushes:\n{report}")
+
+
+# --- other processes ------------------------------------------------------------------------------------------
+
+
+class Workers:
+    """The process of `children/workers.py`: starts, kills and awaits workers that put messages."""
+
+    def __init__(self) -> None:
+        here = Path(__file__).parent
+        self._server = subprocess.Popen(
+            [sys.executable, here / "children" / "workers.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])},
+            text=True,
+        )
+
+    def start(self, acks: Path, **job: Any) -> int:
+        """Start a worker; see `children/workers.py`."""
+        defaults = {
+            "schema": None, "connections": 3, "user": "ada", "session": "chat", "first": 0, "newest": False,
+            "delivery": "background", "claim_seconds": 5.0,
+        }  # fmt: skip
+        return self._ask({"start": {**defaults, **job, "acks": str(acks)}})
+
+    def wait(self, pid: int) -> int:
+        """Wait for a worker; its exit status, negative for the signal that ended it."""
+        return os.waitstatus_to_exitcode(self._ask({"wait": pid}))
+
+    def kill(self, pid: int) -> int:
+        """End a worker as a crash would, wherever it is."""
+        os.kill(pid, signal.SIGKILL)
+        return self.wait(pid)
+
+    def _ask(self, command: dict[str, Any]) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(command) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def close(self) -> None:
+        """End the process."""
+        self._server.communicate()
+
+
+def acknowledged(acks: Path) -> list[str]:
+    """What workers wrote down as put, in order; each line is one write, so that a crash cuts none."""
+    return acks.read_text().splitlines() if acks.exists() else []

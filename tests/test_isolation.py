@@ -1,0 +1,452 @@
+"""Nobody sees anybody else: look-alike ids, hundreds of tenants over shared objects, every read, every leg."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.llms import MockLLM
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryResult
+from pydantic import PrivateAttr
+from sqlalchemy import text
+
+from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
+from llama_index_memory_tiers.errors import MemoryTiersError
+from llama_index_memory_tiers.records import Scope
+from llama_index_memory_tiers.storage import IndexQuery, OwnerReader, owner_key
+from tests.doubles import BadContentError, RecordingBlock
+
+MARK = re.compile(r"mark\d{4}z")
+
+LOOK_ALIKES = [
+    "john_doe", "john-doe", "john%", "john%doe", "JOHN_DOE", "John_Doe", "john_doe ", " john_doe", "john__doe",
+    "john\\_doe", "johndoe", "john.doe", "john_do", "john_doe2", "john\ndoe", "ｊohn_doe", "jöhn_doe", "jo\u0308hn_doe",
+    "acme", "acme-corp", "acme corp", "ACME", "acme/", "acme/x", "acme:x", "u:acme", "s:1", "1", "01", "null", "None",
+    "'", "''", '"', "%", "_", "*", "?", "[a]", "../acme", "acme\t", "a" * 300, "a" * 301,
+]  # fmt: skip
+
+
+def mark(number: int) -> str:
+    return f"mark{number:04d}z"
+
+
+def marks_in(*values: Any) -> set[str]:
+    """Whose text stands anywhere in what was returned."""
+    return {found for value in values for found in MARK.findall(repr(value))}
+
+
+def turn(owner: int, number: int) -> list[ChatMessage]:
+    """Everybody speaks of the same things, so that every search would find everybody."""
+    return [
+        ChatMessage(role="user", content=f"My account {mark(owner)} needs a new password, case {number}."),
+        ChatMessage(role="assistant", content=f"The password of account {mark(owner)} was reset, case {number}."),
+    ]
+
+
+class Parrot(MockLLM):
+    """Takes every line that a user said for a fact."""
+
+    async def achat(self, messages: Any, **_: Any) -> ChatResponse:
+        prompt = "\n".join(message.content or "" for message in messages)
+        facts = dict.fromkeys(re.findall(r"My account mark\d{4}z needs a new password, case \d+", prompt))
+        answer = json.dumps([{"fact": fact} for fact in facts])
+        return ChatResponse(message=ChatMessage(role="assistant", content=answer))
+
+
+class HashEmbedding(BaseEmbedding):
+    """Equal words, equal directions; knows no meaning."""
+
+    model_name: str = "hash-16"
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        rows = [random.Random(word) for word in re.findall(r"\w+", text.lower()) or ["nothing"]]
+        return [sum(row.gauss(0, 1) for row in rows) for _ in range(16)]
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embedding(query)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embedding(query)
+
+
+def refuse_case_two(batch: Any) -> None:
+    for stored in batch.messages:
+        if "case 2" in (stored.message.content or ""):
+            raise BadContentError(stored.message.content)
+
+
+def blocks() -> list[Any]:
+    return [
+        FactExtractionMemoryBlock(llm=Parrot(), absorb_every=1, priority=1),
+        VectorMemoryBlock(embed_model=HashEmbedding(), priority=2),
+        RecordingBlock(name="Fragile", on_prepare=refuse_case_two),
+    ]
+
+
+async def everything_that(memory: TieredMemory, question: str) -> dict[str, Any]:
+    """What every public read of a memory answers."""
+    report = await memory.aexplain(question)
+    store = TieredChatStore(memory.storage, user_id=memory.user_id)
+    return {
+        "aget": await memory.aget(question),
+        "aget of the window": await memory.aget(),
+        "aget of messages": await memory.aget(messages=[ChatMessage(role="user", content=question)]),
+        "report": (report.parts, report.messages),
+        "report as text": str(report),
+        "report as html": report._repr_html_(),
+        "amessages": await memory.amessages(),
+        "archived": await memory.amessages(MessageStatus.ARCHIVED),
+        "aget_all": await memory.aget_all(),
+        "dead letters": await memory.adead_letters(),
+        "block contents": await memory._get_memory_blocks_content([], question),
+        "sql_store": await memory.sql_store.get_messages(memory.session_id, None),
+        "store": await store.get_messages(memory.session_id, None),
+        "stored": await store.stored_messages(memory.session_id, None),
+        "handle": memory.to_handle(),
+        "repr": memory,
+    }
+
+
+# --- look-alike ids -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["user", "session"])
+async def test_ids_match_character_by_character(storage: Storage, kind: str) -> None:
+    """Case 33: `john_doe` is neither `john-doe` nor `john%` nor `JOHN_DOE`."""
+    base = TieredMemory(
+        storage=storage, session_id="base", delivery="inline", memory_blocks=[VectorMemoryBlock(embed_model=None)]
+    )
+    memories = [
+        base.for_session("chat", user_id=name) if kind == "user" else base.for_session(name) for name in LOOK_ALIKES
+    ]
+    for number, memory in enumerate(memories):
+        await memory.aput_messages(turn(number, 1))
+    for number, memory in enumerate(memories):
+        found = await everything_that(memory, f"What about the password of {mark((number + 1) % len(memories))}?")
+        assert {name: marks_in(value) - {mark(number)} for name, value in found.items() if marks_in(value)} == {
+            name: set() for name, value in found.items() if marks_in(value)
+        }
+        assert marks_in(found["amessages"]) == {mark(number)}
+        assert len(await memory.amessages()) == 2
+
+
+async def test_a_user_and_a_session_without_user_of_the_same_name_are_strangers(storage: Storage) -> None:
+    base = TieredMemory(
+        storage=storage, session_id="acme", delivery="inline", memory_blocks=[VectorMemoryBlock(embed_model=None)]
+    )
+    user = base.for_session("acme", user_id="acme")
+    # A user whose name is that of another owner's key.
+    forged = base.for_session("acme", user_id="s:1")
+    for number, memory in enumerate((base, user, forged)):
+        await memory.aput_messages(turn(number, 1))
+    for number, memory in enumerate((base, user, forged)):
+        found = await everything_that(memory, "What about the password of the account?")
+        assert marks_in(*found.values()) == {mark(number)}
+
+
+async def test_two_sessions_of_a_user_share_what_was_learnt_and_no_window(storage: Storage) -> None:
+    base = TieredMemory(
+        storage=storage,
+        session_id="one",
+        user_id="acme",
+        delivery="inline",
+        memory_blocks=[VectorMemoryBlock(embed_model=None), VectorMemoryBlock(name="Here", scope="session", embed_model=None)],
+    )
+    other = base.for_session("two")
+    await base.aput_messages(turn(1, 1))
+    await other.aput_messages(turn(2, 1))
+    assert marks_in(await base.amessages()) == {mark(1)}
+    assert marks_in(await other.amessages()) == {mark(2)}
+    contents = await other._get_memory_blocks_content([], "the password of the account")
+    assert marks_in(contents["RetrievedMessages"]) == {mark(1)}  # its own window is shown anyway
+    assert "Here" not in contents
+
+
+async def test_keys_of_a_store_are_those_of_its_user(storage: Storage) -> None:
+    names = [None, *LOOK_ALIKES]
+    for number, name in enumerate(names):
+        await TieredChatStore(storage, user_id=name).add_message(f"chat {mark(number)}", ChatMessage(content="x"))
+    for number, name in enumerate(names):
+        assert marks_in(await TieredChatStore(storage, user_id=name).get_keys()) == {mark(number)}
+
+
+# --- two hundred tenants --------------------------------------------------------------------------------------
+
+
+async def test_two_hundred_tenants_over_shared_blocks_and_storage_never_meet(tmp_path: Any) -> None:
+    """Cases 1, 21, 33, 35: interleaved writes and every read; owners are users and bare sessions in equal parts."""
+    rng = random.Random(20260302)
+    async with Storage(tmp_path / "memory.db") as storage:
+        base = TieredMemory(
+            storage=storage,
+            session_id="base",
+            memory_blocks=blocks(),
+            tokenizer_fn=str.split,
+            token_limit=120,
+            chat_history_token_ratio=0.4,
+        )
+        tenants = [
+            base.for_session(rng.choice(["chat", "chat-1"]), user_id=f"tenant{'_-%. '[n % 5]}{n // 5}")
+            if n < 100
+            else base.for_session(f"tenant{'_-%. '[n % 5]}{n // 5}")
+            for n in range(200)
+        ]
+        for case in (1, 2, 3):
+            order = rng.sample(range(200), 200)
+            for start in range(0, 200, 20):
+                group = order[start : start + 20]
+                await asyncio.gather(*(tenants[owner].aput_messages(turn(owner, case)) for owner in group))
+        for owner, tenant in enumerate(tenants):
+            if owner % 10 == 0:  # the rest waits for the background
+                for _ in range(9):
+                    await tenant.aflush()
+        recalled = dead = 0
+        for owner, tenant in enumerate(tenants):
+            other = rng.randrange(200)
+            found = await everything_that(tenant, rng.choice(["new password", f"account {mark(other)}", "case 3", ""]))
+            seen = {name: marks_in(value) - {mark(owner)} for name, value in found.items()}
+            assert not any(seen.values()), (owner, seen)
+            recalled += any(part.kept for part in found["report"][0])
+            dead += len(found["dead letters"])
+        assert recalled > 20  # or this test would see nothing because nothing was recalled
+        assert dead >= 20
+        await base.aclose()
+
+
+# --- each leg alone -------------------------------------------------------------------------------------------
+
+
+async def two_owners(storage: Storage, model: BaseEmbedding | None) -> tuple[TieredMemory, TieredMemory]:
+    base = TieredMemory(
+        storage=storage, session_id="a", user_id="alice", delivery="inline", memory_blocks=[VectorMemoryBlock(embed_model=model)]
+    )
+    bob = base.for_session("b", user_id="bob")
+    for number in range(5):
+        await base.aput_messages(turn(1, number))
+        await bob.aput_messages(turn(2, number))
+    return base, bob
+
+
+async def hits_of(memory: TieredMemory, query: IndexQuery, model: str) -> list[Any]:
+    session = await memory.storage.log.session(memory.user_id or "", memory.session_id)
+    assert session is not None
+    reader = OwnerReader(memory.storage.records, owner_key(memory.scope, session.sid), "RetrievedMessages")
+    hits = await reader.search(query, model=model)
+    found = await reader.messages_of(hits)
+    assert len(found) == len(hits)
+    return [(hit, one.message.message.content) for hit, one in zip(hits, found, strict=True)]
+
+
+@pytest.mark.parametrize("leg", ["bm25", "dense", "both"])
+async def test_each_leg_of_a_search_alone_finds_no_foreign_row(storage: Storage, leg: str, wordllama_model: Any) -> None:
+    """Case 35: scope in every leg of a hybrid search."""
+    alice, bob = await two_owners(storage, None if leg == "bm25" else wordllama_model)
+    model = "" if leg == "bm25" else wordllama_model.model_name
+    for memory, own, foreign in ((alice, 1, 2), (bob, 2, 1)):
+        words = f"password of the account {mark(foreign)}"
+        query = IndexQuery(
+            text="" if leg == "dense" else words,
+            now=memory.storage.clock(),
+            vector=None if leg == "bm25" else wordllama_model.get_query_embedding(words),
+        )
+        hits = await hits_of(memory, query, model)
+        assert marks_in([content for _, content in hits]) == {mark(own)}
+        legs = {name for hit, _ in hits for name in hit.legs}
+        assert ("bm25" in legs) is (leg != "dense")
+        assert ("dense" in legs) is (leg != "bm25")
+
+
+async def test_ids_of_another_owner_are_dropped_whoever_offers_them(storage: Storage) -> None:
+    """A stale or wrong index can name what it likes: text comes from SQL, of this owner only."""
+    alice, bob = await two_owners(storage, None)
+    query = IndexQuery(text="password", now=storage.clock())
+    hits = await storage.records.search("u:bob", "", query)
+    assert hits
+    alices = OwnerReader(storage.records, "u:alice", "RetrievedMessages")
+    assert await alices.messages_of(hits) == []
+    assert await alices.records_of(hits) == []
+    uids = {record.id: 1.0 for record in await storage.records.records("u:bob", kinds=["message"])}
+    assert uids
+    assert await alices.hits_of(uids) == []
+
+
+class Leaky(BasePydanticVectorStore):
+    """A vector store that ignores the filters it is given."""
+
+    stores_text: bool = False
+    _ids: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def client(self) -> Any:
+        return None
+
+    def add(self, nodes: Any, **_: Any) -> list[str]:
+        self._ids += [node.node_id for node in nodes]
+        assert not marks_in([node.get_content() for node in nodes], [node.metadata for node in nodes])
+        return [node.node_id for node in nodes]
+
+    def delete(self, ref_doc_id: str, **_: Any) -> None:
+        return None
+
+    def query(self, query: Any, **_: Any) -> VectorStoreQueryResult:
+        return VectorStoreQueryResult(ids=list(self._ids), similarities=[1.0] * len(self._ids))
+
+
+async def test_a_vector_store_that_ignores_its_filter_cannot_leak(storage: Storage) -> None:
+    block = VectorMemoryBlock(vector_store=Leaky(), embed_model=HashEmbedding())
+    base = TieredMemory(
+        storage=storage, session_id="a", user_id="alice", delivery="inline", memory_blocks=[block], token_limit=200
+    )
+    bob = base.for_session("b", user_id="bob")
+    for memory, own in ((base, 1), (bob, 2)):
+        for number in range(8):
+            await memory.aput_messages(turn(own, number))
+        await memory.aflush()
+    for memory, own in ((base, 1), (bob, 2)):
+        found = await everything_that(memory, "the password of the account")
+        assert marks_in(*found.values()) == {mark(own)}
+        assert any(part.kept for part in found["report"][0])
+
+
+async def test_a_block_used_without_a_memory_is_told_its_session_each_time() -> None:
+    """Case 1: scope per call; the first session leaves nothing behind in the object."""
+    block = VectorMemoryBlock(embed_model=None)
+    for number in range(6):
+        await block.aput(turn(number % 2, number), session_id=f"chat-{number % 2}")
+    for number in (0, 1, 0, 1):
+        asked = [ChatMessage(role="user", content="the password of the account")]
+        assert marks_in(await block.aget(asked, session_id=f"chat-{number}")) == {mark(number)}
+    assert await block.aget([ChatMessage(role="user", content="password")], session_id="chat-2") == ""
+    assert await block.aget([ChatMessage(role="user", content="password")]) == ""
+    await block.aclose()
+
+
+# --- what is said about messages ------------------------------------------------------------------------------
+
+SECRET = "mark9999z, the plans for Tuesday"
+
+
+class Handler(BaseEventHandler):
+    seen: list[Any] = []
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "Handler"
+
+    def handle(self, event: Any, **_: Any) -> None:
+        self.seen.append(event)
+
+
+@pytest.fixture
+def events() -> Iterator[list[Any]]:
+    dispatcher, handler = get_dispatcher("llama_index_memory_tiers"), Handler(seen=[])
+    dispatcher.add_event_handler(handler)
+    yield handler.seen
+    dispatcher.event_handlers.remove(handler)
+
+
+class Talkative(RecordingBlock):
+    """Fails, and quotes the message in its error."""
+
+    async def prepare(self, batch: Any, reader: Any, counter: Any) -> Any:
+        raise ValueError(f"cannot read: {[stored.message.content for stored in batch.messages]}")
+
+    async def recall(self, query: Any, reader: Any) -> Any:
+        raise ValueError(f"cannot answer: {query.text}")
+
+
+async def test_logs_and_events_carry_no_text_whatever_goes_wrong(
+    storage: Storage, events: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, logger="llama_index_memory_tiers")
+    memory = TieredMemory(
+        storage=storage,
+        session_id="chat",
+        user_id="logan",
+        token_limit=100,
+        delivery="inline",
+        memory_blocks=[Talkative(), VectorMemoryBlock(embed_model=None)],
+    )
+    for number in range(4):
+        await memory.aput_messages(
+            [ChatMessage(role="user", content=f"{SECRET} {number} " * 5), ChatMessage(role="assistant", content=SECRET)]
+        )
+    for _ in range(10):
+        report = await memory.aflush()
+    await memory.aget(SECRET)
+    await memory.areplay()
+    await damage_newest(storage)
+    await memory.for_session("chat").aget()
+    TieredMemory(storage=storage, session_id="chat", user_id="logan")
+    async with Storage(storage.address if "sqlite" in storage.address else None) as again:
+        await TieredMemory(storage=again, session_id="chat", user_id="logan").aget()
+    kinds = {type(event).__name__ for event in events}
+    assert {"MessagesPut", "WindowFlushed", "BatchAbsorbed", "BlockFailed", "ContextBuilt"} <= kinds
+    assert marks_in(*(event.model_dump() for event in events)) == set()
+    assert "Tuesday" not in repr([event.model_dump() for event in events])
+    assert "damaged message skipped" in caplog.text
+    assert "Tuesday" not in caplog.text
+    assert "Tuesday" not in repr([vars(record) for record in caplog.records])
+    assert "Tuesday" not in f"{report} {report!r} {await memory.adead_letters()!r}"
+
+
+async def damage_newest(storage: Storage) -> None:
+    """Cut the newest row in its text, as a half-restored backup would."""
+
+    async def work(connection: Any) -> None:
+        table = storage.log._m.fullname
+        await connection.execute(
+            text(f"UPDATE {table} SET data = :data WHERE seq = (SELECT max(seq) FROM {table})"),
+            {"data": json.dumps({"role": "user", "additional_kwargs": {}, "blocks": [{"block_type": "txt", "text": SECRET}]})},
+        )
+
+    await storage._database.write(work)
+    storage.log._cache.windows.clear()
+
+
+async def test_errors_carry_no_text_of_messages(storage: Storage) -> None:
+    memory = TieredMemory(storage=storage, session_id="chat", token_limit=30, overflow="raise")
+    caught: list[BaseException] = []
+
+    async def attempt(work: Any) -> None:
+        try:
+            await work
+        except MemoryTiersError as error:
+            caught.append(error)
+            seen: BaseException | None = error
+            while seen is not None:  # what a traceback would show
+                assert "Tuesday" not in str(seen), type(seen)
+                seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+
+    message = ChatMessage(role="user", content=SECRET * 20)
+    await attempt(memory.aput(SECRET))  # type: ignore[arg-type]
+    await attempt(memory.aput(ChatMessage(content=SECRET, additional_kwargs={SECRET: object()})))
+    await attempt(memory.aput(message, created_at="now"))  # type: ignore[arg-type]
+    await memory.aput(message)
+    await attempt(memory.aget())
+    await storage._database.write(lambda connection: connection.execute(text(f"DROP TABLE {storage.log._m.fullname}")))
+    await attempt(memory.aput(message))
+    await attempt(memory.aset([message]))
+    await attempt(memory.aget())
+    await storage.aclose()
+    await attempt(memory.aput(message))
+    assert len(caught) == 8
+
+
+def test_a_scope_cannot_be_changed_behind_a_readers_back() -> None:
+    scope = Scope("chat", "logan")
+    with pytest.raises(AttributeError):
+        scope.user_id = "bob"  # type: ignore[misc]
