@@ -5,21 +5,23 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from hashlib import blake2s
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, DocumentBlock
 from pydantic import AnyUrl, BaseModel
 
 from llama_index_memory_tiers.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 _Model = TypeVar("_Model", bound=BaseModel)
 
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
-# A URL shows brackets as %5B and %5D once it has been parsed.
-_PLACEHOLDER = re.compile(r"((?:\[|%5B)REDACTED:[a-z][a-z0-9-]{0,31}:[0-9a-f]{6}(?:\]|%5D))")
+# In a URL that has been parsed, the brackets and colons are percent-encoded.
+_PLACEHOLDER = re.compile(r"((?:\[|%5B)REDACTED(?::|%3A)[a-z][a-z0-9-]{0,31}(?::|%3A)[0-9a-f]{6}(?:\]|%5D))")
 _DEFAULT_KEY = b"llama-index-memory-tiers"
 
 
@@ -84,58 +86,29 @@ class Pattern:
 _LONG = 64
 _EDGE = "*_.,;:!?()[]{}<>\"'`"
 
-_UNSET = frozenset(  # what stands for a value in code, forms and documentation
-    [
-        "none",
-        "null",
-        "nil",
-        "true",
-        "false",
-        "undefined",
-        "empty",
-        "blank",
-        "default",
-        "required",
-        "optional",
-        "mandatory",
-        "hidden",
-        "masked",
-        "redacted",
-        "string",
-        "str",
-        "int",
-        "integer",
-        "text",
-        "bytes",
-        "varchar",
-        "char",
-        "example",
-        "sample",
-        "placeholder",
-        "unset",
-        "unknown",
-        "todo",
-        "tbd",
-        "n/a",
-    ]
-)
-_ORDINARY = _UNSET | frozenset(
-    # what people say about a password
-    "wrong right correct incorrect invalid valid weak strong stronger secure insecure safe unsafe long short longer"
-    " shorter complex simple easy hard tough good bad better best fine okay great older newer same different unique"
-    " random secret private public personal confidential important necessary critical essential enough ready gone"
-    " lost missing here there below above elsewhere stale obsolete broken dead alive case-sensitive alphanumeric"
-    " numeric plaintext plain-text cleartext up-to-date out-of-date unusual memorable history"
-    # grammar, and the words that follow a colon in a form or a list
-    " again already also always anything anyone everything everyone someone something nothing nobody somewhere"
-    " what when where which while whose with without from into this that these those their them they your yours"
-    " mine ours hers theirs only just never often once still then than more less most least very quite rather"
-    " really simply usually sometimes likely perhaps probably actually about after before because being between"
-    " both could does done each either ever every have having itself myself should would must please click contact"
-    " reset forgot forgotten change changed enter leave email e-mail username phone account login support password"
-    " passwords passcode passphrase token security authentication policy manager managers others another people"
-    " yesterday today tomorrow".split()
-)
+# What stands for a value in code, forms and documentation.
+_UNSET_WORDS = """
+    none null nil true false undefined empty blank default required optional mandatory hidden masked redacted
+    string str int integer text bytes varchar char example sample placeholder unset unknown todo tbd n/a
+"""
+# What people say about a password; grammar; the words that follow a colon in a form or a list.
+_ORDINARY_WORDS = """
+    wrong right correct incorrect invalid valid weak strong stronger secure insecure safe unsafe long short
+    longer shorter complex simple easy hard tough good bad better best fine okay great older newer same
+    different unique random secret private public personal confidential important necessary critical essential
+    enough ready gone lost missing here there below above elsewhere stale obsolete broken dead alive
+    case-sensitive alphanumeric numeric plaintext plain-text cleartext up-to-date out-of-date unusual memorable
+    history again already also always anything anyone everything everyone someone something nothing nobody
+    somewhere what when where which while whose with without from into this that these those their them they
+    your yours mine ours hers theirs only just never often once still then than more less most least very quite
+    rather really simply usually sometimes likely perhaps probably actually about after before because being
+    between both could does done each either ever every have having itself myself should would must please click
+    contact reset forgot forgotten change changed enter leave email e-mail username phone account login support
+    password passwords passcode passphrase token security authentication policy manager managers others another
+    people yesterday today tomorrow
+"""
+_UNSET = frozenset(_UNSET_WORDS.split())
+_ORDINARY = _UNSET.union(_ORDINARY_WORDS.split())
 _DESCRIBING = re.compile(r"\w+(?:ed|ing|able|ible|ous|ful|less|ly|ive|ity|ness|tion|ment|wise)")
 _ALGORITHM = re.compile(
     r"(?:hmac|sha|md|aes|rsa|utf|wpa|tls|ssl|ed|hs|rs|es)[-_]?\d+\S*|[1l]password\S*|[2m]fa\S*|x\.?509\S*"
@@ -252,22 +225,23 @@ def _is_chinese_password(match: re.Match[str]) -> bool:
 
 
 # --- The expressions --------------------------------------------------------------------------------------------
-# Each is linear: a repeat is bounded, or nothing that must follow it can fail, or no second match can begin inside it.
+# Each is linear: a repeat is bounded, or nothing that follows it can fail, or no second match can begin inside it.
 
 _LEFT = r"(?<![A-Za-z0-9])"
 _CHAR = r"[^\s\"'`<>,;&“”‘’「」『』（）【】，。；！？、\u3000-\u9fff\uff00-\uffef]"
-_BARE = (  # a run without the punctuation that ends a phrase; a comma inside belongs to it, a comma before `name=` does not
-    rf"(?!\\[\"'])[“‘]?(?P<secret>{_CHAR}+(?:[,;&\"'<>](?={_CHAR})(?![\w.-]{{1,40}}=){_CHAR}*){{0,16}}(?<![.,;:)\]}}>*]))"
+# A run without the punctuation that ends a phrase. A comma inside belongs to it, one before `name=` does not.
+_BARE = (
+    rf"(?!\\[\"'])[“‘]?(?P<secret>{_CHAR}+(?:[,;&\"'<>](?={_CHAR})(?![\w.-]{{1,40}}=){_CHAR}*){{0,16}}"
+    r"(?<![.,;:)\]}>*]))"
 )
-_QUOTED = (  # up to the same quote; when that is missing, a run
-    rf"(?P<q>\\?[\"'`]|\*\*)(?P<secret>[^\n]{{1,4096}}?(?=(?<!\\)(?P=q))|{_CHAR}+)"
-)
-_PASSWORD = r"(?P<kw>password|passwd|passcode|passphrase|pass[ ](?:code|phrase|word)|pwd|\bpass(?=[\"']?[ ]?[:=]))"
-_TOKEN = (
+# Up to the same quote; when that is missing, a run.
+_QUOTED = rf"(?P<q>\\?[\"'`]|\*\*)(?P<secret>[^\n]{{1,4096}}?(?=(?<!\\)(?P=q))|{_CHAR}+)"
+_PW = r"(?P<kw>password|passwd|passcode|passphrase|pass[ ](?:code|phrase|word)|pwd|\bpass(?=[\"']?[ ]?[:=]))"
+_KEY = (
     r"(?P<kw>(?:api|access|secret|auth|private|signing|encryption|license)"
     r"[ _-]?(?:access[ _-]?)?key|secret(?:[ _-]?key[ _-]?base)?|token)"
 )
-_TOKEN_HINTS = "secret token api access auth private signing encryption license"
+_KEY_HINTS = "secret token api access auth private signing encryption license"
 _ASSIGNED = r"\\?[\"'\]`*]{0,3}[ \t]{0,4}(?::=|=>|={1,2}|[:：＝])[ \t*]{0,4}"
 _SAID = (
     r"(?:[ \t]{1,3}(?:for|to|of|on|at|in)(?:[ \t]{1,3}[^\W_][\w'’.@/-]{0,30}){1,6}?|[ \t]?\([^)\n]{1,40}\))?"
@@ -278,22 +252,15 @@ _SAID = (
 _ZH_WORD = r"(?P<kw>密码|口令|密钥|秘钥|密匙|私钥|令牌|暗号|password|passwd|token|(?:api|secret|access)[ _-]?key)"
 _ZH_HINTS = "密码 口令 密钥 秘钥 密匙 私钥 令牌 暗号 是 为 ： 等于 成 到 叫"
 _ZH_SAID = (
-    r"(?:[ \t]{0,3}(?:(?:已经|已|现在|目前|暂时|应该|一直|默认|还|都|仍|就|刚|被?我)[ \t]?){0,3}(?:[：＝]|(?<![A-Za-z])[:=]|(?:是|为|等于"
-    r"|(?:改|设|换|设置|变)(?:成|为|到)了?|叫做?)[：:]?)|(?=[ \t]))[ \t]{0,3}"
+    r"(?:[ \t]{0,3}(?:(?:已经|已|现在|目前|暂时|应该|一直|默认|还|都|仍|就|刚|被?我)[ \t]?){0,3}"
+    r"(?:[：＝]|(?<![A-Za-z])[:=]|(?:是|为|等于|(?:改|设|换|设置|变)(?:成|为|到)了?|叫做?)[：:]?)|(?=[ \t]))[ \t]{0,3}"
 )
 _ZH_OWNED = r"(?P<kw>(?:我|你|他|她|咱|家)[^\n。，；：:是为]{0,12}密码|口令|暗号)"
 
-_SERVICE_TOKENS = "|".join(  # prefixes as their vendors document them
-    (
-        r"(?:gsk_|xai-|pplx-|r8_|lin_api_|ntn_)[A-Za-z0-9]{20,}",
-        r"dapi[a-f0-9]{32}",
-        r"do[opr]_v1_[a-f0-9]{32,}",
-        r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}",
-        r"(?:hv[sb]\.|dckr_pat_)[A-Za-z0-9_-]{20,}",
-        r"AGE-SECRET-KEY-1[A-Z0-9]{40,}",
-        r"SG\.[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{16,}",
-        r"\d{8,10}:AA[A-Za-z0-9_-]{30,}",
-    )
+_SERVICE_TOKENS = (  # prefixes as their vendors document them
+    r"(?:gsk_|xai-|pplx-|r8_|lin_api_|ntn_)[A-Za-z0-9]{20,}|dapi[a-f0-9]{32}|do[opr]_v1_[a-f0-9]{32,}"
+    r"|shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}|(?:hv[sb]\.|dckr_pat_)[A-Za-z0-9_-]{20,}|AGE-SECRET-KEY-1[A-Z0-9]{40,}"
+    r"|SG\.[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{16,}|\d{8,10}:AA[A-Za-z0-9_-]{30,}"
 )
 
 
@@ -371,12 +338,12 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
         r"(?P<secret>[A-Za-z0-9._~+/=:-]{6,})",
     ),
     _pattern("bearer", "bearer", r"(?i:\bbearer[ \t]{1,4})(?P<secret>[A-Za-z0-9._~+/=-]{8,})", _is_bearer),
-    _pattern("password", "pass pwd", rf"(?i:{_PASSWORD}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", _is_quoted_password),
-    _pattern("password", "pass pwd", rf"(?i:{_PASSWORD}(?:{_ASSIGNED}|{_SAID})){_BARE}", _is_password),
+    _pattern("password", "pass pwd", rf"(?i:{_PW}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", _is_quoted_password),
+    _pattern("password", "pass pwd", rf"(?i:{_PW}(?:{_ASSIGNED}|{_SAID})){_BARE}", _is_password),
     _pattern(
         "password",
         "password passcode passphrase",
-        rf"(?i:{_PASSWORD})[ \t]{{1,2}}(?=.{{6}}){_BARE}",
+        rf"(?i:{_PW})[ \t]{{1,2}}(?=.{{6}}){_BARE}",
         _is_made_up,
     ),
     _pattern(
@@ -399,7 +366,8 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
     _pattern(
         "password",
         "--pass --pwd --token --secret --api",
-        r"--(?:[a-z]{1,20}-){0,2}(?P<kw>pass(?:word|wd|phrase)?|pwd|token|secret|api-?key)[ =](?P<secret>[^\s\"'`-][^\s\"'`]{2,})",
+        r"--(?:[a-z]{1,20}-){0,2}(?P<kw>pass(?:word|wd|phrase)?|pwd|token|secret|api-?key)[ =]"
+        r"(?P<secret>[^\s\"'`-][^\s\"'`]{2,})",
         _is_quoted_token,
     ),
     _pattern(
@@ -408,8 +376,8 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
         r"(?i:<(?:\w{1,20}[:_-])?(?P<kw>password|passwd|pwd|secret|token|api-?key)>)\s{0,4}(?P<secret>[^<\s][^<\n]{0,1024})</",
         _is_quoted_token,
     ),
-    _pattern("secret", _TOKEN_HINTS, rf"(?i:{_TOKEN}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", _is_quoted_token),
-    _pattern("secret", _TOKEN_HINTS, rf"(?i:{_TOKEN}(?:{_ASSIGNED}|{_SAID})){_BARE}", _is_token),
+    _pattern("secret", _KEY_HINTS, rf"(?i:{_KEY}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", _is_quoted_token),
+    _pattern("secret", _KEY_HINTS, rf"(?i:{_KEY}(?:{_ASSIGNED}|{_SAID})){_BARE}", _is_token),
     _pattern(
         "password",
         _ZH_HINTS,
@@ -433,20 +401,8 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
 # --- Where secrets stand in messages ----------------------------------------------------------------------------
 
 # Fields that pair, type or place a message; changing one breaks it, and none holds free text.
-_FIXED_FIELDS = frozenset(
-    [
-        "block_type",
-        "role",
-        "tool_call_id",
-        "tool_name",
-        "path",
-        "image_mimetype",
-        "video_mimetype",
-        "document_mimetype",
-        "format",
-        "detail",
-    ]
-)
+_FIXED = "block_type role tool_call_id tool_name path image_mimetype video_mimetype document_mimetype format detail"
+_FIXED_FIELDS = frozenset(_FIXED.split())
 _ID_KEYS = frozenset({"id", "tool_call_id", "call_id", "tool_id"})
 _PASSWORD_NAME = re.compile(r"(?i).*(?:passwords?|passwd|passcode|passphrase|pwd)|pass|pin|.*密码|.*口令")
 _SECRET_NAME = re.compile(
@@ -551,7 +507,8 @@ class Redactor:
                 merged[-1] = (first, max(last, end), min(named, rank))
             else:
                 merged.append((start, end, rank))
-        out, at = [], 0
+        out: list[str] = []
+        at = 0
         for start, end, rank in merged:
             out += (text[at:start], self._placeholder(patterns[rank].kind, text[start:end]))
             at = end

@@ -99,7 +99,7 @@ class NewestBlock(TieredMemoryBlock):
     """Keeps the newest few messages of a user, whatever session they come from; the rest it puts aside."""
 
     name: str = "Newest"
-    keep: int = 7
+    keep: int = 70  # more than a batch
 
     async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Batch:
         return batch
@@ -306,7 +306,7 @@ class Workers:
         """Start a worker; see `children/workers.py`."""
         defaults = {
             "schema": None, "connections": 3, "user": "ada", "session": "chat", "first": 0, "newest": False,
-            "delivery": "background", "claim_seconds": 5.0,
+            "delivery": "background", "claim_seconds": 5.0, "window": 20,
         }  # fmt: skip
         return self._ask({"start": {**defaults, **job, "acks": str(acks)}})
 

@@ -37,7 +37,7 @@ def _memory(job: dict[str, Any]) -> TieredMemory:
         memory_blocks=blocks,
         delivery=job["delivery"],
         claim_seconds=job["claim_seconds"],
-        window_messages=20,
+        window_messages=job["window"],
     )
 
 
