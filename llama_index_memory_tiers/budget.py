@@ -511,6 +511,21 @@ def section_text(items: Sequence[Item]) -> str:
     return "\n".join(lines)
 
 
+def tag_name(name: str) -> str:
+    """Make the name of a block safe as a tag.
+
+    Args:
+        name: Any text.
+
+    Returns:
+        Letters, digits, `_`, `-` and `.`, beginning with a letter or `_`; never `memory`, the wrapper's name.
+    """
+    tag = re.sub(r"[^\w.-]+", "_", name)
+    if not re.match(r"[^\W\d]", tag):
+        tag = f"_{tag}"
+    return f"{tag}_" if tag.lower() == "memory" else tag
+
+
 Render = Callable[[Packed], Sequence[ChatMessage]]
 
 
@@ -658,7 +673,8 @@ class Packer:
         """
         frame, free = 0, self._free()
         if not part.messages:
-            frame = self._meter.line(f"<{part.name}>") + self._meter.line(f"</{part.name}>") + max(1, len(part.blocks))
+            # Each text block ends a line, which may cost a token.
+            frame = self._tags(part) + max(1, len(part.blocks))
             free -= 0 if self._open_sections else self._wrapper
         share = free if part.share_tokens is None else min(free, part.share_tokens)
         return 0 if self._overflow else max(0, share - frame)
@@ -709,7 +725,7 @@ class Packer:
         line = self._meter.line
         whole = sum(map(self._meter.message, part.messages))
         whole += sum(line(b.text) if isinstance(b, TextBlock) else self._meter.block(b) for b in part.blocks)
-        frame = line(f"<{part.name}>") + line(f"</{part.name}>") if part.blocks or part.items else 0
+        frame = self._tags(part) if part.blocks or part.items else 0
         section = _Section(part, frame, whole)
         for index, item in enumerate(part.items):
             section.lines[index] = line(item.text)
@@ -718,6 +734,10 @@ class Packer:
         self._sections.append(section)
         self._order = sorted(range(len(self._sections)), key=lambda at: self._sections[at].part.priority)
         return len(self._sections) - 1
+
+    def _tags(self, part: Part) -> int:
+        tag = tag_name(part.name)
+        return self._meter.line(f"<{tag}>") + self._meter.line(f"</{tag}>")
 
     def _claims(self, section: int) -> Iterator[_Claim]:
         part = self._sections[section].part
@@ -860,7 +880,7 @@ class Packer:
         drift, estimated = abs(self._drift), self._ledger() - self._row_tokens
         if self._meter.linewise:
             return min(1, drift), not drift and self._open_sections > 0
-        if drift * 8 >= estimated:
+        if not self._open_sections or drift * 8 >= estimated:
             return self._limit, False  # Sums tell nothing about this tokenizer: everything is tried.
         return 1 + ceil(2 * drift / (1 + sum(len(section.kept) for section in self._sections))), not drift
 

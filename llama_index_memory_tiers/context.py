@@ -16,6 +16,7 @@ from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock, newest_request
 from llama_index_memory_tiers.budget import Item, Packed, Packer, Part, Row, TokenCounter, section_text
+from llama_index_memory_tiers.copies import clone
 from llama_index_memory_tiers.errors import BudgetError
 from llama_index_memory_tiers.events import (
     BlockFailed,
@@ -27,7 +28,7 @@ from llama_index_memory_tiers.events import (
 )
 from llama_index_memory_tiers.records import Place, Scope, StoredMessage
 from llama_index_memory_tiers.rendering import RecallPosition, render
-from llama_index_memory_tiers.storage import OwnerReader, Storage, Window, codec, owner_key
+from llama_index_memory_tiers.storage import OwnerReader, Storage, Window, owner_key
 
 _REMEMBERED_TURNS = 256
 _FOREIGN_SECONDS = 60.0
@@ -107,7 +108,7 @@ class Request:
     def turn(self) -> int:
         """Sequence number of the newest user message."""
         for stored in reversed(self.window.messages):
-            if stored.message.role == MessageRole.USER:
+            if stored.role == MessageRole.USER:
                 return stored.seq
         return 0
 
@@ -164,7 +165,7 @@ def _row(stored: StoredMessage, raw: Mapping[str, ChatMessage], counter: TokenCo
     said = raw.get(stored.id)
     if said is None:
         return Row(stored.message, stored.tokens, stored.place)
-    return Row(said, counter.message(said), stored.place)
+    return Row(clone(said), counter.message(said), stored.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,10 @@ class ContextBuilder:
                 overflow=packed.overflow,
             )
         )
-        return Built([codec.clone(message) for message in self._render(packed)], packed, contents)
+        # The window's messages were made for this request; what stands around them is shared with the blocks.
+        own = {id(row.message) for row in request.rows}
+        messages = [message if id(message) in own else clone(message) for message in self._render(packed)]
+        return Built(messages, packed, contents)
 
     # -- recall ----------------------------------------------------------------------------------------------
 
@@ -311,7 +315,7 @@ class ContextBuilder:
 
     async def _get(self, block: BaseMemoryBlock[Any], request: Request) -> Part:
         content = await block.aget(
-            [codec.clone(message) for message in request.messages],
+            [clone(message) for message in request.messages],
             session_id=request.scope.session_id,
             **copy.deepcopy(dict(request.block_kwargs)),
         )

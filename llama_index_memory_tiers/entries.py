@@ -11,6 +11,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.copies import clone
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import MessageMeta, aware
 from llama_index_memory_tiers.redaction import Redactor
@@ -146,7 +147,7 @@ class EntryMaker:
                 raw, new_turn = {}, True
             kept = said if self._redactor is None else self._redactor.message(said)
             if kept is not said:
-                raw[uid] = codec.clone(said)
+                raw[uid] = clone(said)
             entries.append(
                 Entry(
                     uid=uid,

@@ -150,7 +150,7 @@ def transcribe(messages: Sequence[StoredMessage], before: Sequence[StoredMessage
 
 
 def _line(stored: StoredMessage, said: str) -> str:
-    role = stored.message.role
+    role = stored.role
     who = stored.meta.sent_from or ("Tool" if role in RESULT_ROLES else role.value.capitalize())
     return f"{stored.created_at:%Y-%m-%d} {escape(' '.join(who.split()))}: {escape(said)}"
 

@@ -9,9 +9,10 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
+from llama_index_memory_tiers.copies import PlainText, Source, calls_tool, clone
 from llama_index_memory_tiers.errors import ConfigurationError
 
 Place = tuple[int, int]
@@ -93,7 +94,7 @@ class StoredMessage:
 
     Args:
         id: Public id, made before the first try of the put that stored it.
-        message: The message itself; a copy, the caller may change it.
+        source: What it says; read `message`, `role` and `text` instead.
         status: In the window (active) or behind it (archived).
         created_at: When it was said, aware, in the speaker's zone.
         tokens: Its size by the counter of the memory that put it.
@@ -103,7 +104,7 @@ class StoredMessage:
     """
 
     id: str
-    message: ChatMessage
+    source: Source
     status: MessageStatus
     created_at: datetime
     tokens: int
@@ -115,6 +116,28 @@ class StoredMessage:
     def seq(self) -> int:
         """Position within its session."""
         return self.place[1]
+
+    @property
+    def message(self) -> ChatMessage:
+        """The message itself: a new copy each time, yours to change."""
+        source = self.source
+        return source.message() if isinstance(source, PlainText) else clone(source)
+
+    @property
+    def role(self) -> MessageRole:
+        """Its role."""
+        return self.source.role
+
+    @property
+    def text(self) -> str:
+        """Its text blocks joined by newlines."""
+        source = self.source
+        return "\n".join(source.texts) if isinstance(source, PlainText) else source.content or ""
+
+    @property
+    def calls_tool(self) -> bool:
+        """Whether it calls a tool."""
+        return not isinstance(self.source, PlainText) and calls_tool(self.source)
 
 
 @dataclass(frozen=True, slots=True)

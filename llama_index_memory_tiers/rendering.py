@@ -18,7 +18,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.memory.memory import DEFAULT_MEMORY_BLOCKS_TEMPLATE, InsertMethod
 
-from llama_index_memory_tiers.budget import SYSTEM_ROLES, Packed, PackedPart, section_text
+from llama_index_memory_tiers.budget import SYSTEM_ROLES, Packed, PackedPart, section_text, tag_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,21 +78,6 @@ def render(
         rows[newest] = _with_blocks(rows[newest], [*content, *rows[newest].blocks])
     foreign = [message for part in packed.parts for message in part.part.messages]
     return _placed(rows, foreign, _content(parts, template))
-
-
-def tag_name(name: str) -> str:
-    """Make the name of a block safe as a tag.
-
-    Args:
-        name: Any text.
-
-    Returns:
-        Letters, digits, `_`, `-` and `.`, beginning with a letter or `_`; never `memory`, the wrapper's name.
-    """
-    tag = re.sub(r"[^\w.-]+", "_", name)
-    if not re.match(r"[^\W\d]", tag):
-        tag = f"_{tag}"
-    return f"{tag}_" if tag.lower() == "memory" else tag
 
 
 def strip_recalled(message: ChatMessage) -> ChatMessage | None:

@@ -11,6 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
 
 from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.copies import clone
 from llama_index_memory_tiers.records import MessageMeta, Scope, StoredMessage
 from llama_index_memory_tiers.storage import Entry, Storage, Window, codec
 from llama_index_memory_tiers.storage.log import statuses_of
@@ -184,7 +185,7 @@ class StoreWindow:
         return [
             StoredMessage(
                 id="",
-                message=codec.clone(message),
+                source=clone(message),
                 status=status or MessageStatus.ACTIVE,
                 created_at=now,
                 tokens=self._counter.message(message),

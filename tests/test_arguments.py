@@ -20,7 +20,14 @@ from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import llama_index_memory_tiers
-from llama_index_memory_tiers import StaticMemoryBlock, Storage, TieredChatStore, TieredMemory, VectorMemoryBlock, errors
+from llama_index_memory_tiers import (
+    StaticMemoryBlock,
+    Storage,
+    TieredChatStore,
+    TieredMemory,
+    VectorMemoryBlock,
+    errors,
+)
 from llama_index_memory_tiers.blocks import TieredMemoryBlock
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.errors import (
@@ -631,9 +638,7 @@ async def test_what_is_allowed_works(arguments: dict[str, Any]) -> None:
 
 
 def error_classes() -> list[type[MemoryTiersError]]:
-    return [
-        value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, MemoryTiersError)
-    ]
+    return [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, MemoryTiersError)]
 
 
 @pytest.mark.parametrize("error", error_classes())
@@ -679,7 +684,5 @@ def test_the_package_raises_its_own_errors_only() -> None:
     # Those a caller cannot meet: a block that is not finished, and one that breaks stock's own contract.
     inner = {"NotImplementedError", "TypeError"}
     builtin: Callable[[str], Any] = lambda name: getattr(builtins, name, None)  # noqa: E731
-    foreign = {
-        where: name for where, name in raised_names() if inspect.isclass(builtin(name)) and name not in inner
-    }
+    foreign = {where: name for where, name in raised_names() if inspect.isclass(builtin(name)) and name not in inner}
     assert foreign == {}

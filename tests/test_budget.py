@@ -134,18 +134,14 @@ def test_tool_calls_thinking_and_citations_are_counted():
     assert WORDS.block(ToolCallBlock(tool_name="look", tool_kwargs="raw a b")) == 4
     assert WORDS.block(ThinkingBlock(content="so it must be")) == 4
     assert WORDS.block(ThinkingBlock()) == 0
-    cited = CitableBlock(
-        title="A title", source="book", content=[TextBlock(text="a b c"), ImageBlock(image=b"x")]
-    )
+    cited = CitableBlock(title="A title", source="book", content=[TextBlock(text="a b c"), ImageBlock(image=b"x")])
     assert WORDS.block(cited) == 2 + 1 + 3 + 256
     citation = CitationBlock(cited_content="a b", source="book", title="T", additional_location_info={})
     assert WORDS.block(citation) == 2 + 1 + 1
 
 
 def test_chinese_tool_arguments_are_counted_as_text_and_not_as_escapes():
-    assert TokenCounter(list).block(ToolCallBlock(tool_name="f", tool_kwargs={"城": "北京"})) == len(
-        'f {"城": "北京"}'
-    )
+    assert TokenCounter(list).block(ToolCallBlock(tool_name="f", tool_kwargs={"城": "北京"})) == len('f {"城": "北京"}')
 
 
 def test_media_estimates_are_settings_and_part_of_the_name():
@@ -327,9 +323,7 @@ def test_older_style_tool_calls_in_additional_kwargs_are_recognised():
 
 def test_everything_is_shown_when_everything_fits():
     rows = [said("user", 3, 1), said("assistant", 3, 2), said("user", 3, 3)]
-    packed = pack(
-        rows, 100, [Part("facts", 1, items(2, 2)), Part("static", 0, blocks=(TextBlock(text="me"),))]
-    )
+    packed = pack(rows, 100, [Part("facts", 1, items(2, 2)), Part("static", 0, blocks=(TextBlock(text="me"),))])
     assert shown(packed) == [1, 2, 3]
     assert kept(packed, "facts") == ["i0", "i1"]
     assert packed.left_out == ()

@@ -162,7 +162,10 @@ async def test_two_sessions_of_a_user_share_what_was_learnt_and_no_window(storag
         session_id="one",
         user_id="acme",
         delivery="inline",
-        memory_blocks=[VectorMemoryBlock(embed_model=None), VectorMemoryBlock(name="Here", scope="session", embed_model=None)],
+        memory_blocks=[
+            VectorMemoryBlock(embed_model=None),
+            VectorMemoryBlock(name="Here", scope="session", embed_model=None),
+        ],
     )
     other = base.for_session("two")
     await base.aput_messages(turn(1, 1))
@@ -230,7 +233,11 @@ async def test_two_hundred_tenants_over_shared_blocks_and_storage_never_meet(tmp
 
 async def two_owners(storage: Storage, model: BaseEmbedding | None) -> tuple[TieredMemory, TieredMemory]:
     base = TieredMemory(
-        storage=storage, session_id="a", user_id="alice", delivery="inline", memory_blocks=[VectorMemoryBlock(embed_model=model)]
+        storage=storage,
+        session_id="a",
+        user_id="alice",
+        delivery="inline",
+        memory_blocks=[VectorMemoryBlock(embed_model=model)],
     )
     bob = base.for_session("b", user_id="bob")
     for number in range(5):
@@ -250,7 +257,9 @@ async def hits_of(memory: TieredMemory, query: IndexQuery, model: str) -> list[A
 
 
 @pytest.mark.parametrize("leg", ["bm25", "dense", "both"])
-async def test_each_leg_of_a_search_alone_finds_no_foreign_row(storage: Storage, leg: str, wordllama_model: Any) -> None:
+async def test_each_leg_of_a_search_alone_finds_no_foreign_row(
+    storage: Storage, leg: str, wordllama_model: Any
+) -> None:
     """Case 35: scope in every leg of a hybrid search."""
     alice, bob = await two_owners(storage, None if leg == "bm25" else wordllama_model)
     model = "" if leg == "bm25" else wordllama_model.model_name
@@ -410,7 +419,11 @@ async def damage_newest(storage: Storage) -> None:
         table = storage.log._m.fullname
         await connection.execute(
             text(f"UPDATE {table} SET data = :data WHERE seq = (SELECT max(seq) FROM {table})"),
-            {"data": json.dumps({"role": "user", "additional_kwargs": {}, "blocks": [{"block_type": "txt", "text": SECRET}]})},
+            {
+                "data": json.dumps(
+                    {"role": "user", "additional_kwargs": {}, "blocks": [{"block_type": "txt", "text": SECRET}]}
+                )
+            },
         )
 
     await storage._database.write(work)

@@ -403,9 +403,7 @@ async def test_made_ids_are_unique_and_times_come_from_the_clock() -> None:
 
 async def test_returned_messages_are_the_callers_to_change() -> None:
     memory = TieredMemory(session_id="s")
-    given = ChatMessage(
-        role=MessageRole.USER, blocks=[TextBlock(text="look")], additional_kwargs={"labels": ["first"]}
-    )
+    given = ChatMessage(role=MessageRole.USER, blocks=[TextBlock(text="look")], additional_kwargs={"labels": ["first"]})
     await memory.aput(given)
     for messages in (await memory.aget(), await memory.aget_all(), [row.message for row in await memory.amessages()]):
         messages[0].blocks[0].text = "changed"

@@ -16,8 +16,8 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.memory.memory import DEFAULT_MEMORY_BLOCKS_TEMPLATE, InsertMethod
 from llama_index.core.prompts import RichPromptTemplate
 
-from llama_index_memory_tiers.budget import Item, Packed, PackedPart, Part, Row
-from llama_index_memory_tiers.rendering import render, strip_recalled, tag_name
+from llama_index_memory_tiers.budget import Item, Packed, PackedPart, Part, Row, tag_name
+from llama_index_memory_tiers.rendering import render, strip_recalled
 
 STATIC = "My name is Logan, and I live in Saskatoon. I work at LlamaIndex."
 SHAPE = f"""<memory>
@@ -222,9 +222,7 @@ def test_a_custom_template_with_chat_tags_gives_its_text():
 
 
 def test_a_custom_template_that_shows_an_image_of_its_own_keeps_it():
-    template = RichPromptTemplate(
-        "Logo {{ 'https://logo.example/l.png' | image }} {{ memory_blocks[0][1][0].text }}"
-    )
+    template = RichPromptTemplate("Logo {{ 'https://logo.example/l.png' | image }} {{ memory_blocks[0][1][0].text }}")
     [message] = render(packed(parts=[part("facts", "f")]), template=template)
     assert [str(getattr(block, "url", "")) for block in message.blocks] == [
         "",
@@ -267,9 +265,7 @@ def test_content_closes_neither_its_section_nor_the_memory(end):
 def test_a_returned_message_loses_exactly_the_memory():
     rows = [say("system", "Be kind."), say("user", "hi")]
     for insert_method in InsertMethod:
-        back = [
-            strip_recalled(m) for m in render(packed(*rows, parts=seed_parts()), insert_method=insert_method)
-        ]
+        back = [strip_recalled(m) for m in render(packed(*rows, parts=seed_parts()), insert_method=insert_method)]
         assert back == rows
 
 

@@ -77,10 +77,9 @@ def test_any_text_gives_positive_counts_of_bounded_terms(text):
         term.encode()
 
 
-@pytest.mark.parametrize(
-    "text", ["_" * 5_000_000, "a-" * 2_500_000, "dog " * 1_250_000, "<" * 5_000_000, "1," * 2_500_000]
-)
-def test_five_million_characters_are_read_in_bounded_work(text):
+@pytest.mark.parametrize("part", ["_", "a-", "dog ", "<", "1,", "&a", "一"])
+def test_five_million_characters_are_read_in_bounded_work(part):
+    text = part * (5_000_000 // len(part))
     assert len(analyse(text)) <= 10
     assert len(read_dates(text, NOW)) <= 1
     assert len(escape(text)) >= len(text)

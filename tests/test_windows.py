@@ -295,7 +295,9 @@ async def test_a_memory_for_another_session_uses_the_same_foreign_store_under_it
 
 async def test_messages_of_a_foreign_store_are_copied_before_they_are_handed_out() -> None:
     class Live(_Foreign):
-        async def get_messages(self, key: str, status: Any = MessageStatus.ACTIVE, limit: Any = None, offset: Any = None):
+        async def get_messages(
+            self, key: str, status: Any = MessageStatus.ACTIVE, limit: Any = None, offset: Any = None
+        ):
             return self.inner[key]
 
         async def add_messages(self, key: str, messages: list[ChatMessage], status: Any = MessageStatus.ACTIVE) -> None:

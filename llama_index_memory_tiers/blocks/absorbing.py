@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from llama_index.core.base.llms.types import MessageRole, ToolCallBlock
+from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.events import BatchAbsorbed, BlockFailed, emit
@@ -125,9 +125,9 @@ def turn_ends(rows: Sequence[StoredMessage]) -> list[int]:
     for at, row in enumerate(rows):
         following = rows[at + 1] if at + 1 < len(rows) else None
         if following is not None:
-            if following.message.role == MessageRole.USER and row.message.role != MessageRole.SYSTEM:
+            if following.role == MessageRole.USER and row.role != MessageRole.SYSTEM:
                 ends.append(row.seq)
-        elif row.message.role == MessageRole.ASSISTANT and not _calls_tool(row):
+        elif row.role == MessageRole.ASSISTANT and not row.calls_tool:
             ends.append(row.seq)
     return ends
 
@@ -174,13 +174,6 @@ def _bounded(rows: Sequence[StoredMessage], max_messages: int, max_tokens: int) 
         if at and (at >= max_messages or tokens > max_tokens):
             return at
     return len(rows)
-
-
-def _calls_tool(row: StoredMessage) -> bool:
-    message = row.message
-    return bool(message.additional_kwargs.get("tool_calls")) or any(
-        isinstance(block, ToolCallBlock) for block in message.blocks
-    )
 
 
 async def absorb(

@@ -11,7 +11,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index_memory_tiers.blocks.absorbing import Trigger
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.records import Batch, Changes, Reads, Record
-from llama_index_memory_tiers.storage import OwnerReader, codec
+from llama_index_memory_tiers.storage import OwnerReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ForeignBlock:
         """Give it the batch; a failure is retried with the same messages."""
         if batch.messages:
             await self.block.aput(
-                [codec.clone(stored.message) for stored in batch.messages],
+                [stored.message for stored in batch.messages],
                 from_short_term_memory=True,
                 session_id=batch.scope.session_id,
             )

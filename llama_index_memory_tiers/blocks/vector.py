@@ -235,17 +235,15 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
 
 
 def _said(stored: StoredMessage) -> str:
-    if stored.message.role not in _RECALLED_ROLES:
-        return ""
-    return (stored.message.content or "").strip()
+    return stored.text.strip() if stored.role in _RECALLED_ROLES else ""
 
 
 def _line(stored: StoredMessage) -> str:
     """One message as it is shown: by its speaker's name when that is known, else as LlamaIndex shows it."""
-    text = escape((stored.message.content or "").strip())
+    text = escape(stored.text.strip())
     if stored.meta.sent_from:
         return f"{escape(stored.meta.sent_from)}: {text}"
-    return f"<message role='{stored.message.role.value}'>{text}</message>"
+    return f"<message role='{stored.role.value}'>{text}</message>"
 
 
 def _dense_key(stored: StoredMessage, text: str) -> str:

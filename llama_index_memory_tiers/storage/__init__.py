@@ -15,7 +15,7 @@ from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.adoption import adopt_stock_table
 from llama_index_memory_tiers.storage.cursors import Cursor, CursorStore, DeadLetter
-from llama_index_memory_tiers.storage.database import Address, Database, resolve_address
+from llama_index_memory_tiers.storage.database import Address, Database, resolve_address, shown_url
 from llama_index_memory_tiers.storage.index import Hit, IndexCache, IndexQuery
 from llama_index_memory_tiers.storage.log import Entry, MessageLog, PutResult, Session, Window
 from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
@@ -123,7 +123,7 @@ class Storage:
     @property
     def address(self) -> str:
         """Where the database is, without any password."""
-        return self._address.url.render_as_string(hide_password=True)
+        return shown_url(self._address.url)
 
     @property
     def statements(self) -> int:
@@ -204,7 +204,7 @@ def _address_of(engine: Any) -> Address:
     url = engine.url
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise ConfigurationError(
-            f"An engine for {url.render_as_string(hide_password=True)!r} was given.",
+            f"An engine for {shown_url(url)!r} was given.",
             allowed="An in-memory database has one connection for all, so that our COMMIT would end your transaction.",
             remedy="Pass an engine for a file, or no engine: storage=None is a private temporary database.",
         )

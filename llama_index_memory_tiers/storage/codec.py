@@ -1,26 +1,25 @@
-"""Messages as JSON text and back, exactly; quick copies of them."""
+"""Messages as JSON text and back, exactly."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any, TypeVar
+from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
-from pydantic import BaseModel
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
+from llama_index_memory_tiers.copies import TEXT_FIELDS, PlainText, Source, plain_text
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import MessageMeta, aware
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
-_TEXT_FIELDS = {"block_type", "text"}
 
-M = TypeVar("M", bound=BaseModel)
+_NO_META = MessageMeta()
 
 
 def encode_message(message: ChatMessage) -> str:
@@ -35,62 +34,72 @@ def encode_message(message: ChatMessage) -> str:
     Raises:
         InvalidMessageError: A part of it cannot be written as JSON.
     """
-    if _is_plain(message):
-        data: dict[str, Any] = {
-            "role": message.role.value,
-            "additional_kwargs": {},
-            "blocks": [{"block_type": "text", "text": block.text} for block in message.blocks],  # type: ignore[union-attr]  # _is_plain
-        }
-    else:
-        try:
-            data = message.model_dump(mode="json")
-        except Exception as error:
-            raise _unwritable(message, error) from error
+    plain = plain_text(message)
     try:
-        return to_json(data)
-    except (TypeError, ValueError) as error:
+        if plain is None:
+            return to_json(message.model_dump(mode="json"))
+        blocks = [{"block_type": "text", "text": text} for text in plain.texts]
+        return to_json({"role": plain.role.value, "additional_kwargs": {}, "blocks": blocks})
+    except Exception as error:  # pydantic, json and users' own models each raise their own
         raise _unwritable(message, error) from error
 
 
 def to_json(data: Any) -> str:
     """Write JSON-like data; see `encode_message`."""
-    written = json.dumps(data, ensure_ascii=False, allow_nan=True, separators=(",", ":"))
+    written = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", written)
 
 
-def decode_message(data: str) -> ChatMessage:
-    """Read what `encode_message` wrote.
+def decode_source(fields: Mapping[str, Any]) -> Source:
+    """Read what `encode_message` wrote and `json` parsed.
 
     Args:
-        data: JSON text.
+        fields: The parsed JSON object.
 
     Returns:
-        An equal message.
+        What makes an equal message.
 
     Raises:
-        ValueError: The row is damaged.
+        ValueError: The row is damaged; also KeyError and TypeError.
     """
-    fields = json.loads(data)
     blocks = fields["blocks"]
     if not fields["additional_kwargs"] and all(
-        block.keys() == _TEXT_FIELDS and block["block_type"] == "text" for block in blocks
+        block.keys() == TEXT_FIELDS and block["block_type"] == "text" and isinstance(block["text"], str)
+        for block in blocks
     ):
-        return _plain(MessageRole(fields["role"]), [block["text"] for block in blocks])
+        return PlainText(MessageRole(fields["role"]), tuple(block["text"] for block in blocks))
     return ChatMessage.model_validate(fields)
 
 
-def clone(message: ChatMessage) -> ChatMessage:
-    """Copy a message so that nothing is shared with the original.
+def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
+    """Read many messages; one parse for all takes half the time of one for each.
 
     Args:
-        message: Any message.
+        data: JSON of each message.
 
     Returns:
-        A deep copy; 2 µs for text, where `model_copy(deep=True)` takes 12.
+        What makes each message, or what is wrong with it.
     """
-    if _is_plain(message):
-        return _plain(message.role, [block.text for block in message.blocks])  # type: ignore[union-attr]  # _is_plain
-    return message.model_copy(deep=True)
+    try:
+        parsed = json.loads(f"[{','.join(data)}]")  # type: ignore[arg-type]  # a missing text raises, as it shall
+        if len(parsed) != len(data):
+            raise ValueError("a row holds more than one value")
+    except (ValueError, TypeError):
+        return [_attempt(lambda text=text: decode_source(json.loads(text))) for text in data]
+    return [_attempt(lambda fields=fields: decode_source(fields)) for fields in parsed]
+
+
+def _attempt(decode: Callable[[], Source]) -> Source | Exception:
+    try:
+        return decode()
+    except Exception as error:  # noqa: BLE001  # pydantic, json and base64 each raise their own
+        return error
+
+
+def decode_message(data: str) -> ChatMessage:
+    """Read one message that `encode_message` wrote; raises as `decode_source` does."""
+    source = decode_source(json.loads(data))
+    return source.message() if isinstance(source, PlainText) else source
 
 
 def content_hash(data: str) -> str:
@@ -129,7 +138,7 @@ def encode_meta(meta: MessageMeta) -> str | None:
 def decode_meta(data: str | None) -> MessageMeta:
     """Read what `encode_meta` wrote."""
     if data is None:
-        return MessageMeta()
+        return _NO_META
     fields: Mapping[str, Any] = json.loads(data)
     return MessageMeta(
         sent_from=fields.get("sent_from", ""),
@@ -156,32 +165,6 @@ def from_microseconds(count: int, utc_offset_seconds: int = 0) -> datetime:
     if not utc_offset_seconds:
         return moment
     return moment.astimezone(timezone(timedelta(seconds=utc_offset_seconds)))
-
-
-def _is_plain(message: ChatMessage) -> bool:
-    return (
-        type(message) is ChatMessage
-        and not message.additional_kwargs
-        and all(type(block) is TextBlock for block in message.blocks)
-    )
-
-
-def _plain(role: MessageRole, texts: list[str]) -> ChatMessage:
-    blocks = [_bare(TextBlock, {"block_type": "text", "text": text}) for text in texts]
-    return _bare(ChatMessage, {"role": role, "additional_kwargs": {}, "blocks": blocks})
-
-
-def _bare(model: type[M], fields: dict[str, Any]) -> M:
-    """Make a model as pydantic's own copy does: the put has validated these fields already.
-
-    Decoding 1 000 rows takes 4 ms instead of 9, copying them 2 ms instead of 12.
-    """
-    made = model.__new__(model)
-    object.__setattr__(made, "__dict__", fields)
-    object.__setattr__(made, "__pydantic_fields_set__", set(fields))
-    object.__setattr__(made, "__pydantic_extra__", None)
-    object.__setattr__(made, "__pydantic_private__", None)
-    return made
 
 
 def _unwritable(message: ChatMessage, error: Exception) -> InvalidMessageError:

@@ -9,7 +9,7 @@ import random
 import tempfile
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +99,12 @@ def resolve_address(given: str | os.PathLike[str] | None) -> Address:
     return Address(_sqlite(path))
 
 
+def shown_url(url: URL) -> str:
+    """Write a URL for people: without a password, wherever it stands."""
+    secrets = {name: "***" for name in url.query if "pass" in name.lower()}
+    return url.update_query_dict(secrets).render_as_string(hide_password=True)
+
+
 def _sqlite(path: Path) -> URL:
     return URL.create("sqlite+aiosqlite", database=str(path.absolute()))
 
@@ -110,13 +116,15 @@ def _in_memory(uri: str) -> bool:
 def _checked_url(uri: str) -> URL:
     try:
         url = make_url(uri)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
+        url = None
+    if url is None or "@" in (url.host or ""):  # what looks like a port or a host may be a piece of the password
         raise ConfigurationError(
             "A database URI that cannot be read was given.",
             allowed="A URI looks like 'postgresql+asyncpg://user@host/database'.",
-            remedy="Check the part before '://' and quote special characters in the password.",
-        ) from None
-    shown = url.render_as_string(hide_password=True)
+            remedy="Check the part before '://' and quote special characters in the password, such as '@' as %40.",
+        )
+    shown = shown_url(url)
     backend = url.get_backend_name()
     wanted = _DRIVERS.get(backend)
     if wanted is None:
@@ -162,6 +170,7 @@ class Database:
         # Not weak: connections that vanish with their loop could not be closed any more.
         self._engines: dict[asyncio.AbstractEventLoop, AsyncEngine] = {}
         self._drivers: dict[asyncio.AbstractEventLoop, weakref.WeakSet[Any]] = {}
+        self._keepers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
         self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         self._running: set[asyncio.Task[Any]] = set()
@@ -248,16 +257,17 @@ class Database:
         ) from last
 
     async def _reading(self, work: Work[T]) -> T:
-        async with self._engine().connect() as connection:
+        async with (await self._engine()).connect() as connection:
             return await work(connection)
 
     async def _writing(self, work: Work[T]) -> T:
         if not self.sqlite:
-            async with self._engine().begin() as connection:
+            async with (await self._engine()).begin() as connection:
                 return await work(connection)
         # One writer of this loop at a time, held only from BEGIN to COMMIT: 166 → 329 puts/s, and no waiter
         # comes near the busy timeout.
-        async with self._lock(), self._engine().connect() as connection:
+        engine = await self._engine()
+        async with self._lock(), engine.connect() as connection:
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
                 result = await work(connection)
@@ -271,7 +281,7 @@ class Database:
     def _lock(self) -> asyncio.Lock:
         return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
-    def _engine(self) -> AsyncEngine:
+    async def _engine(self) -> AsyncEngine:
         loop = asyncio.get_running_loop()
         engine = self._engines.get(loop)
         if engine is None:
@@ -280,7 +290,20 @@ class Database:
             self._drop_dead_loops()
             engine = self._engines[loop] = self._adopt() if self._given is not None else self._create()
             event.listen(engine.sync_engine, "before_cursor_execute", self._count)
+            if loop in self._drivers:
+                # A loop that ends finalises its generators after its tasks, while connections can still be closed.
+                self._keepers[loop] = keeper = self._kept(loop, engine)
+                await anext(keeper)
         return engine
+
+    async def _kept(self, loop: asyncio.AbstractEventLoop, engine: AsyncEngine) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            if self._engines.get(loop) is engine:
+                del self._engines[loop], self._drivers[loop]
+            self._keepers.pop(loop, None)
+            await engine.dispose()
 
     def _count(self, *_: Any) -> None:
         self.statements += 1
@@ -303,8 +326,13 @@ class Database:
         drivers = self._drivers[asyncio.get_running_loop()] = weakref.WeakSet()
         if self.sqlite:
             event.listen(engine.sync_engine, "connect", _pragmas)
-            event.listen(engine.sync_engine, "connect", lambda connection, _: drivers.add(connection.driver_connection))
+            event.listen(engine.sync_engine, "connect", lambda connection, _: self._keep(drivers, connection))
         return engine
+
+    def _keep(self, drivers: weakref.WeakSet[Any], connection: Any) -> None:
+        drivers.add(connection.driver_connection)
+        if not any(kept is drivers for kept in self._drivers.values()):
+            _stop([connection.driver_connection])  # it came too late: its loop was left meanwhile
 
     def _drop_dead_loops(self) -> None:
         for loop in list(self._engines):
@@ -314,6 +342,7 @@ class Database:
     def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close from outside what another loop opened: its connections cannot be awaited here."""
         engine, drivers = self._engines.pop(loop), self._drivers.pop(loop, None)
+        self._keepers.pop(loop, None)
         if drivers is None:
             return  # the user's own engine
         if loop.is_running() and not self.sqlite:
@@ -329,9 +358,10 @@ class Database:
         mine = [task for task in self._running if task.get_loop() is here]
         if mine:
             await asyncio.gather(*mine, return_exceptions=True)
-        engine = self._engines.pop(here, None)
-        if self._drivers.pop(here, None) is not None and engine is not None:
-            await engine.dispose()
+        keeper = self._keepers.pop(here, None)
+        if keeper is not None:
+            await keeper.aclose()
+        self._engines.pop(here, None)
         for loop in list(self._engines):
             self._leave(loop)
         if self.address.private is not None:

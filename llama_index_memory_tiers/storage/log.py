@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from sqlalchemy import String, and_, bindparam, case, cast, func, insert, litera
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llama_index_memory_tiers.copies import Source
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.storage import codec
@@ -621,18 +622,17 @@ class MessageLog:
     def _decode(
         self, rows: Sequence[Any], sid: int, session_id: str
     ) -> tuple[list[tuple[StoredMessage, str]], tuple[int, ...]]:
+        # The session's row without any message, and tombstones, are no messages.
+        told = [row for row in rows if row.seq is not None and row.status != GONE]
         found, damaged = [], []
-        for row in rows:
-            if row.seq is None or row.status == GONE:
-                continue  # the session's row without any message, or a tombstone
-            try:
-                found.append((stored_message(row, sid, session_id), row.counter))
-            except Exception as error:  # noqa: BLE001
-                # Pydantic, json and base64 each raise their own; one damaged row must not close the session. Their
-                # texts quote the row, so that only the kind is logged.
-                about = {"session_id": session_id, "seq": row.seq, "error": type(error).__name__}
-                _logger.error("damaged message skipped", extra=about)  # noqa: TRY400
-                damaged.append(row.seq)
+        for row, message in zip(told, decode_rows(told, lambda _: (sid, session_id)), strict=True):
+            if isinstance(message, StoredMessage):
+                found.append((message, row.counter))
+                continue
+            # One damaged row must not close the session. The error's text quotes the row: only its kind is logged.
+            about = {"session_id": session_id, "seq": row.seq, "error": type(message).__name__}
+            _logger.error("damaged message skipped", extra=about)
+            damaged.append(row.seq)
         return found, tuple(damaged)
 
 
@@ -653,28 +653,31 @@ def statuses_of(status: MessageStatus | None) -> tuple[str, ...]:
     return (status.value,)
 
 
-def stored_message(row: Any, sid: int, session_id: str) -> StoredMessage:
-    """Decode a row of messages.
+def decode_rows(rows: Sequence[Any], session_of: Callable[[Any], tuple[int, str]]) -> list[StoredMessage | Exception]:
+    """Decode rows of messages.
 
     Args:
-        row: Has uid, status, tokens, created_at, data, meta and seq.
-        sid: Private row of the session.
-        session_id: Its public id.
+        rows: Each has uid, status, tokens, created_at, data, meta and seq.
+        session_of: Row → private row and public id of its session.
 
     Returns:
-        The message.
+        The message of each row, or what is wrong with it.
     """
-    meta = codec.decode_meta(row.meta)
-    return StoredMessage(
-        id=row.uid,
-        message=codec.decode_message(row.data),
-        status=MessageStatus.ACTIVE if row.status == ACTIVE else MessageStatus.ARCHIVED,
-        created_at=codec.from_microseconds(row.created_at, meta.utc_offset_seconds),
-        tokens=row.tokens,
-        meta=meta,
-        session_id=session_id,
-        place=(sid, row.seq),
-    )
+    sources = codec.decode_sources([row.data for row in rows])
+    return [
+        source if isinstance(source, Exception) else _stored(row, source, *session_of(row))
+        for row, source in zip(rows, sources, strict=True)
+    ]
+
+
+def _stored(row: Any, source: Source, sid: int, session_id: str) -> StoredMessage | Exception:
+    try:
+        meta = codec.decode_meta(row.meta)
+        created_at = codec.from_microseconds(row.created_at, meta.utc_offset_seconds)
+    except (ValueError, TypeError, OverflowError) as error:
+        return error
+    status = MessageStatus.ACTIVE if row.status == ACTIVE else MessageStatus.ARCHIVED
+    return StoredMessage(row.uid, source, status, created_at, row.tokens, meta, session_id, (sid, row.seq))
 
 
 def _rows(sid: int, first_seq: int, entries: Sequence[Entry]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from llama_index_memory_tiers.storage.index import (
     encode_terms,
     encode_vector,
 )
-from llama_index_memory_tiers.storage.log import GONE, stored_message
+from llama_index_memory_tiers.storage.log import GONE, decode_rows
 from llama_index_memory_tiers.storage.schema import Tables
 
 # Rows of a catch-up per statement: keeps the loop free, as 2 000 rows take about 15 ms to convert.
@@ -343,13 +343,13 @@ class RecordStore:
 
         if not hits:
             return []
-        found = {}
-        for row in await self._database.read(work):
-            try:
-                message = stored_message(row, row.sid, row.session_id)
-            except Exception:  # noqa: BLE001, S112  # a damaged row; the log reports it
-                continue
-            found[row.record_id] = RecalledMessage(row.record_uid, message, by_id[row.record_id])
+        rows = await self._database.read(work)
+        messages = decode_rows(rows, lambda row: (row.sid, row.session_id))
+        found = {
+            row.record_id: RecalledMessage(row.record_uid, message, by_id[row.record_id])
+            for row, message in zip(rows, messages, strict=True)
+            if isinstance(message, StoredMessage)  # the log reports damaged rows
+        }
         return [found[hit.id] for hit in hits if hit.id in found]
 
     async def hits_of(self, owner: str, scores: Mapping[str, float]) -> list[Hit]:

@@ -167,7 +167,7 @@ def turns_of(rows):
         found[-1].append(row)
         answers = row.message.additional_kwargs.get("tool_call_id")
         home = next((at for at, turn in enumerate(found) if answers and answers in str(turn[0:])), len(found) - 1)
-        found[home:] = [sum(found[home:], [])]
+        found[home:] = [[row for turn in found[home:] for row in turn]]
     return found
 
 

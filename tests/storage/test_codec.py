@@ -18,6 +18,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
+from llama_index_memory_tiers.copies import clone
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import MessageMeta
 from llama_index_memory_tiers.storage import codec
@@ -76,7 +77,7 @@ def test_a_message_made_without_validation_behaves_like_any_other(message: ChatM
 @given(MESSAGES)
 def test_a_clone_is_equal_and_shares_nothing(message: ChatMessage) -> None:
     before = message.model_copy(deep=True)
-    copy = codec.clone(message)
+    copy = clone(message)
     assert copy == message
     copy.additional_kwargs["added"] = True
     for block in copy.blocks:
@@ -92,7 +93,7 @@ def test_subclasses_of_messages_keep_what_chat_message_knows() -> None:
 
     message = Special(role="user", content="hi")
     assert codec.decode_message(codec.encode_message(message)).content == "hi"
-    assert type(codec.clone(message)) is Special
+    assert type(clone(message)) is Special
 
 
 def test_chinese_is_stored_readably() -> None:

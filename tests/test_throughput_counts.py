@@ -1,0 +1,133 @@
+"""What a put, a context and a delivery cost: counted in statements, rows and model calls, never in time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from doubles import RecordingBlock, absorb_all, rows, said, turn
+from llama_index.core.embeddings import MockEmbedding
+from pydantic import Field
+
+from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers.storage.schema import build_tables
+
+# BEGIN IMMEDIATE and COMMIT are statements of their own on SQLite; asyncpg's are not seen by SQLAlchemy's events.
+PUT_STATEMENTS = {"file": 4, "postgres": 2}
+WINDOW_STATEMENTS = 1
+RECALL_STATEMENTS = 2  # bring the index up to date; fetch the texts
+
+
+class CountingEmbedding(MockEmbedding):
+    """Remembers what it was asked."""
+
+    batches: list[int] = Field(default_factory=list)
+    queries: list[str] = Field(default_factory=list)
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        self.batches.append(len(texts))
+        return [[1.0] * self.embed_dim for _ in texts]
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        self.queries.append(query)
+        return [1.0] * self.embed_dim
+
+
+async def cost(storage: Storage, work: Awaitable[object]) -> int:
+    """Statements that some work sends."""
+    before = storage.statements
+    await work
+    return storage.statements - before
+
+
+async def sizes(storage: Storage) -> dict[str, int]:
+    """Rows of each table."""
+    names = [table.name.removeprefix("x_") for table in build_tables("x").metadata.sorted_tables]
+    return {name: (await rows(storage, f"SELECT COUNT(*) AS n FROM {{t}}_{name}"))[0].n for name in names}
+
+
+def memory_of(storage: Storage, *blocks: VectorMemoryBlock | RecordingBlock) -> TieredMemory:
+    return TieredMemory(
+        storage=storage,
+        user_id="ada",
+        session_id="chat",
+        memory_blocks=list(blocks),
+        delivery="inline",
+        token_limit=1_000_000,
+    )
+
+
+async def test_a_put_is_two_statements_and_one_row_however_long_the_window(storage: Storage, storage_kind: str) -> None:
+    memory = memory_of(storage)
+    await memory.aput(said("user", "the first put makes the session"))
+    for length in (10, 100, 1000):
+        filling = [said("user", f"message {number}") for number in range(length)]
+        assert await cost(storage, memory.aput_messages(filling)) == PUT_STATEMENTS[storage_kind]
+        before = await sizes(storage)
+        assert await cost(storage, memory.aput(said("user", "one more"))) == PUT_STATEMENTS[storage_kind]
+        assert await sizes(storage) == {**before, "messages": before["messages"] + 1}
+
+
+async def test_a_delivery_costs_the_same_however_long_the_session(storage: Storage) -> None:
+    memory = memory_of(storage, RecordingBlock(), VectorMemoryBlock(embed_model=None))
+    await memory.aput_messages(turn(0))
+    early = [await cost(storage, memory.aput_messages(turn(number))) for number in range(1, 4)]
+    filling = [message for number in range(100) for message in turn(number)]
+    await memory.aput_messages(filling)
+    late = [await cost(storage, memory.aput_messages(turn(number))) for number in range(3)]
+    assert set(early) == set(late)
+    assert len(set(early)) == 1
+
+
+async def test_a_warm_context_without_blocks_is_one_statement(storage: Storage) -> None:
+    memory = memory_of(storage)
+    for number in range(3):
+        await memory.aput_messages(turn(number))
+        assert await cost(storage, memory.aget()) == WINDOW_STATEMENTS
+        assert await cost(storage, memory.aget()) == WINDOW_STATEMENTS
+
+
+async def test_a_context_with_recall_is_three_statements_and_one_within_the_same_turn(storage: Storage) -> None:
+    model = CountingEmbedding(embed_dim=4)
+    memory = memory_of(storage, VectorMemoryBlock(embed_model=model))
+    await memory.for_session("earlier").aput_messages([said("user", "the cat is grey"), said("assistant", "noted")])
+    await memory.aget("hello")
+    for number in range(3):
+        await memory.aput_messages([said("assistant", f"more {number}"), said("user", f"which cat is grey? {number}")])
+        asked = len(model.queries)
+        assert await cost(storage, memory.aget()) == WINDOW_STATEMENTS + RECALL_STATEMENTS
+        for _ in range(3):  # as an agent does in each round of tools
+            assert await cost(storage, memory.aget()) == WINDOW_STATEMENTS
+        assert len(model.queries) == asked + 1
+
+
+@pytest.mark.parametrize("count", [3, 64, 150])
+async def test_a_batch_is_one_embedding_call(make_storage: Callable[..., Storage], count: int) -> None:
+    model = CountingEmbedding(embed_dim=4, embed_batch_size=100)
+    memory = memory_of(make_storage("file"), VectorMemoryBlock(embed_model=model, absorb_every=1000))
+    await memory.aput_messages([said("user", f"message {number}") for number in range(count)])
+    await absorb_all(memory)
+    assert model.batches == [min(64, count - start) for start in range(0, count, 64)]
+
+
+async def test_what_was_absorbed_costs_no_model_call_again(make_storage: Callable[..., Storage]) -> None:
+    storage, model = make_storage("file"), CountingEmbedding(embed_dim=4)
+    for _ in range(3):  # as after restarts
+        memory = memory_of(storage, VectorMemoryBlock(embed_model=model))
+        await memory.aput_messages(turn(0))
+        await memory.aflush()
+        await memory.aflush()
+        await memory.aclose()
+    assert model.batches == [2, 2, 2]
+
+
+async def test_a_memory_for_another_session_costs_no_statement(make_storage: Callable[..., Storage]) -> None:
+    storage = make_storage("file")
+    memory = memory_of(storage, RecordingBlock())
+    await memory.aput_messages(turn(0))
+
+    async def many() -> None:
+        for number in range(1000):
+            memory.for_session(f"chat {number}", user_id=f"user {number}")
+
+    assert await cost(storage, many()) == 0
