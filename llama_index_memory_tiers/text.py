@@ -437,7 +437,7 @@ def _read_step(match: re.Match[str], now: datetime) -> DateHint | None:
     if unit in _WEEKDAYS:
         # In English "last Friday" is the latest one before today, "next Friday" the first one after.
         ahead = (_WEEKDAYS.index(unit) - now.weekday()) % 7
-        days = {-1: (ahead or 7) - 7, 0: monday + _WEEKDAYS.index(unit), 1: ahead or 7}
+        days = {-1: ahead - 7, 0: monday + _WEEKDAYS.index(unit), 1: ahead or 7}
         return _day(now, days[step])
     return _day(now, monday + "一二三四五六日".index(unit[-1].replace("天", "日")))
 

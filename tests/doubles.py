@@ -306,13 +306,19 @@ class Workers:
         """Start a worker; see `children/workers.py`."""
         defaults = {
             "schema": None, "connections": 3, "user": "ada", "session": "chat", "first": 0, "newest": False,
-            "delivery": "background", "claim_seconds": 5.0, "window": 20,
+            "delivery": "background", "claim_seconds": 5.0, "window": 20, "dies_at_statement": 0,
         }  # fmt: skip
         return self._ask({"start": {**defaults, **job, "acks": str(acks)}})
 
     def wait(self, pid: int) -> int:
         """Wait for a worker; its exit status, negative for the signal that ended it."""
         return os.waitstatus_to_exitcode(self._ask({"wait": pid}))
+
+    async def stall(self, pid: int, seconds: float) -> None:
+        """Let a worker stand still, as a suspended host does: others take over, then it goes on."""
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        os.kill(pid, signal.SIGCONT)
 
     def kill(self, pid: int) -> int:
         """End a worker as a crash would, wherever it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def address(storage: Storage) -> dict[str, str | None]:
     }
 
 
-async def test_fifty_tasks_in_each_of_three_processes_share_a_session(
+async def test_fifty_tasks_in_each_of_three_halting_processes_share_a_session(
     workers: Workers, storage: Storage, storage_kind: str, tmp_path: Path
 ) -> None:
     await storage.aopen()
@@ -56,10 +57,14 @@ async def test_fifty_tasks_in_each_of_three_processes_share_a_session(
             writers=names,
             puts=puts,
             delivery="background" if names[0] != "p2t0" else "inline",
+            claim_seconds=0.05,
             **address(storage),
         )
         for names in writers
     ]
+    for stall in range(9):
+        await workers.stall(started[stall % PROCESSES], 0.12)
+        await asyncio.sleep(0.03)
     assert [workers.wait(pid) for pid in started] == [0] * PROCESSES
 
     wanted = [f"{name}/{number}" for names in writers for name in names for number in range(puts)]

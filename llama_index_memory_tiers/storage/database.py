@@ -326,13 +326,8 @@ class Database:
         drivers = self._drivers[asyncio.get_running_loop()] = weakref.WeakSet()
         if self.sqlite:
             event.listen(engine.sync_engine, "connect", _pragmas)
-            event.listen(engine.sync_engine, "connect", lambda connection, _: self._keep(drivers, connection))
+            event.listen(engine.sync_engine, "connect", lambda connection, _: drivers.add(connection.driver_connection))
         return engine
-
-    def _keep(self, drivers: weakref.WeakSet[Any], connection: Any) -> None:
-        drivers.add(connection.driver_connection)
-        if not any(kept is drivers for kept in self._drivers.values()):
-            _stop([connection.driver_connection])  # it came too late: its loop was left meanwhile
 
     def _drop_dead_loops(self) -> None:
         for loop in list(self._engines):
@@ -345,11 +340,16 @@ class Database:
         self._keepers.pop(loop, None)
         if drivers is None:
             return  # the user's own engine
-        if loop.is_running() and not self.sqlite:
-            asyncio.run_coroutine_threadsafe(engine.dispose(), loop)
+        if not loop.is_closed():
+            # It may be in the middle of a statement, and a stopped connection never answers.
+            loop.call_soon_threadsafe(lambda: _Unstoppable(self._dispose(loop, engine), loop=loop))
             return
         engine.sync_engine.dispose(close=False)
         _stop(list(drivers))
+
+    async def _dispose(self, loop: asyncio.AbstractEventLoop, engine: AsyncEngine) -> None:
+        await asyncio.gather(*[task for task in self._running if task.get_loop() is loop], return_exceptions=True)
+        await engine.dispose()
 
     async def aclose(self) -> None:
         """Wait for running transactions of this loop and close what this object opened, on other loops as well."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from sqlalchemy import String, and_, bindparam, case, cast, func, insert, literal, select, update
+from sqlalchemy import String, and_, bindparam, case, cast, func, insert, literal, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -307,7 +307,7 @@ class MessageLog:
         entries: Sequence[Entry],
         *,
         now: int,
-        room_tokens: int,
+        room_tokens: int | None,
         consumers: Iterable[str] = (),
     ) -> PutResult:
         """Make the window hold these messages, in one transaction: what matches stays in its place.
@@ -317,7 +317,7 @@ class MessageLog:
             session_id: The conversation; made when it does not exist.
             entries: The wanted window, oldest first; compared by content with active and archived messages.
             now: Clock, microseconds since 1970.
-            room_tokens: How much of the archive may come back into the window.
+            room_tokens: What the window may hold with what comes back from the archive; `None` brings all back.
             consumers: See `append`.
 
         Returns:
@@ -327,15 +327,16 @@ class MessageLog:
         m = self._m
 
         async def work(connection: AsyncConnection) -> PutResult:
-            sid = (await self._append(connection, user_id, session_id, [], now, names)).sid
+            found = await self._append(connection, user_id, session_id, [], now, names)
+            sid = found.sid
+            near = m.c.seq > found.head_seq - 2 * len(entries) - _ALIGNED_ROWS
             rows = (
                 await connection.execute(
                     select(m.c.seq, m.c.status, m.c.hash, m.c.tokens)
-                    .where(m.c.sid == sid, m.c.status.in_((ACTIVE, ARCHIVED)))
-                    .order_by(m.c.seq.desc())
-                    .limit(2 * len(entries) + _ALIGNED_ROWS)
+                    .where(m.c.sid == sid, or_(m.c.status == ACTIVE, and_(m.c.status == ARCHIVED, near)))
+                    .order_by(m.c.seq)
                 )
-            ).all()[::-1]
+            ).all()
             plan = plan_alignment(
                 [LogRow(row.seq, row.status == ACTIVE, row.hash, row.tokens) for row in rows],
                 [entry.hash for entry in entries],
@@ -503,6 +504,19 @@ class MessageLog:
 
         async def work(connection: AsyncConnection) -> list[Session]:
             return [Session(*row) for row in await connection.execute(self._of_user, {"u": user_id})]
+
+        return await self._database.read(work)
+
+    async def behind(self, user_id: str, consumers: Collection[str]) -> list[Session]:
+        """A person's sessions in which not every consumer has absorbed everything, newest first."""
+        c, s = self._c, self._s
+        done = select(func.count()).where(
+            c.c.sid == s.c.sid, c.c.consumer.in_(list(consumers)), c.c.pos >= s.c.head_seq
+        )
+        query = self._of_user.where(done.scalar_subquery() < len(consumers)).order_by(None).order_by(s.c.sid.desc())
+
+        async def work(connection: AsyncConnection) -> list[Session]:
+            return [Session(*row) for row in await connection.execute(query, {"u": user_id})]
 
         return await self._database.read(work)
 
@@ -724,7 +738,7 @@ class Alignment:
     restore: tuple[int, ...]
 
 
-def plan_alignment(log: Sequence[LogRow], wanted: Sequence[str], *, room_tokens: int) -> Alignment:
+def plan_alignment(log: Sequence[LogRow], wanted: Sequence[str], *, room_tokens: int | None) -> Alignment:
     """Find the wanted messages in the log, in order, up to the first that is new.
 
     From the first new message on everything is appended, as sequence numbers only grow. A server that resends the
@@ -734,29 +748,35 @@ def plan_alignment(log: Sequence[LogRow], wanted: Sequence[str], *, room_tokens:
     Args:
         log: Active and archived messages, oldest first.
         wanted: Content hashes of the wanted window, oldest first.
-        room_tokens: Size of the window in tokens.
+        room_tokens: Size of the window in tokens; `None` means that it holds exactly what is wanted.
 
     Returns:
         The plan.
     """
-    matched: list[LogRow] = []
-    rows = iter(log)
-    for name in wanted:
-        found = next((row for row in rows if row.hash == name), None)
-        if found is None:
-            break
-        matched.append(found)
+    # What is in the window is preferred to older messages that say the same.
+    matched = max(_matched([row for row in log if row.active], wanted), _matched(log, wanted), key=len)
     kept = {row.seq for row in matched}
     dropped = tuple(row.seq for row in log if row.active and row.seq not in kept)
     used = sum(row.tokens for row in matched if row.active)
     restore: list[int] = []
-    if dropped or not used:
+    if dropped or not used or room_tokens is None:
         for row in reversed([row for row in matched if not row.active]):
             used += row.tokens
-            if used > room_tokens:
+            if room_tokens is not None and used > room_tokens:
                 break
             restore.append(row.seq)
     return Alignment(len(matched), dropped, tuple(reversed(restore)))
+
+
+def _matched(rows: Iterable[LogRow], wanted: Sequence[str]) -> list[LogRow]:
+    matched: list[LogRow] = []
+    left = iter(rows)
+    for name in wanted:
+        found = next((row for row in left if row.hash == name), None)
+        if found is None:
+            break
+        matched.append(found)
+    return matched
 
 
 def _chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:

@@ -88,7 +88,7 @@ class RecordStore:
         self._now = now
         self._t = tables
         self._r = tables.records
-        owners = tables.owners.fullname
+        owners = ".".join(f'"{part}"' for part in tables.owners.fullname.split("."))
         # The revision comes from this row's lock: taken from a sequence, readers missed changes.
         self._touch = text(
             f"INSERT INTO {owners} AS o (owner, epoch, rev) VALUES (:owner, :raise_epoch, 1) "

@@ -130,35 +130,36 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
     )  # fmt: skip
 
 
-# Append only: a number is never edited after a release. {p}: prefix, {id}: identity column, {bytes}: binary type.
+# Append only: a number is never edited after a release. {t[…]}: table, {i[…]}: index, {id}: identity column,
+# {bytes}: binary type.
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
-        """CREATE TABLE {p}_sessions (sid {id}, user_id TEXT NOT NULL DEFAULT '', session_id TEXT NOT NULL,
+        """CREATE TABLE {t[sessions]} (sid {id}, user_id TEXT NOT NULL DEFAULT '', session_id TEXT NOT NULL,
            head_seq BIGINT NOT NULL, active_tokens BIGINT NOT NULL, window_rev BIGINT NOT NULL,
            last_put_at BIGINT NOT NULL, UNIQUE (user_id, session_id))""",
-        """CREATE TABLE {p}_messages (sid BIGINT NOT NULL, seq BIGINT NOT NULL, uid TEXT NOT NULL,
+        """CREATE TABLE {t[messages]} (sid BIGINT NOT NULL, seq BIGINT NOT NULL, uid TEXT NOT NULL,
            status TEXT NOT NULL, role TEXT NOT NULL, tokens BIGINT NOT NULL, counter TEXT NOT NULL,
            created_at BIGINT NOT NULL, hash TEXT, data TEXT, meta TEXT,
            PRIMARY KEY (sid, seq), UNIQUE (sid, uid))""",
-        "CREATE INDEX {n}_messages_active ON {p}_messages (sid, seq) WHERE status = 'active'",
-        """CREATE TABLE {p}_cursors (sid BIGINT NOT NULL, consumer TEXT NOT NULL, pos BIGINT NOT NULL, claim TEXT,
+        "CREATE INDEX {i[messages_active]} ON {t[messages]} (sid, seq) WHERE status = 'active'",
+        """CREATE TABLE {t[cursors]} (sid BIGINT NOT NULL, consumer TEXT NOT NULL, pos BIGINT NOT NULL, claim TEXT,
            claim_until BIGINT NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, error TEXT,
            PRIMARY KEY (sid, consumer))""",
-        """CREATE TABLE {p}_dead (id {id}, sid BIGINT NOT NULL, consumer TEXT NOT NULL, lo BIGINT NOT NULL,
+        """CREATE TABLE {t[dead]} (id {id}, sid BIGINT NOT NULL, consumer TEXT NOT NULL, lo BIGINT NOT NULL,
            hi BIGINT NOT NULL, error TEXT NOT NULL, at BIGINT NOT NULL)""",
-        "CREATE TABLE {p}_owners (owner TEXT PRIMARY KEY, epoch BIGINT NOT NULL, rev BIGINT NOT NULL)",
-        """CREATE TABLE {p}_records (id {id}, uid TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, rev BIGINT NOT NULL,
+        "CREATE TABLE {t[owners]} (owner TEXT PRIMARY KEY, epoch BIGINT NOT NULL, rev BIGINT NOT NULL)",
+        """CREATE TABLE {t[records]} (id {id}, uid TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, rev BIGINT NOT NULL,
            kind TEXT NOT NULL, block TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL, said_at BIGINT,
            created_at BIGINT NOT NULL, expires_at BIGINT, superseded_by TEXT, archived_at BIGINT,
            sid BIGINT, seq BIGINT, speaker TEXT NOT NULL DEFAULT '', tokens BIGINT NOT NULL DEFAULT 0)""",
-        "CREATE INDEX {n}_records_kind ON {p}_records (owner, kind) WHERE superseded_by IS NULL",
-        "CREATE INDEX {n}_records_rev ON {p}_records (owner, rev)",
-        """CREATE TABLE {p}_record_sources (record_id BIGINT NOT NULL, sid BIGINT NOT NULL, seq BIGINT NOT NULL,
+        "CREATE INDEX {i[records_kind]} ON {t[records]} (owner, kind) WHERE superseded_by IS NULL",
+        "CREATE INDEX {i[records_rev]} ON {t[records]} (owner, rev)",
+        """CREATE TABLE {t[record_sources]} (record_id BIGINT NOT NULL, sid BIGINT NOT NULL, seq BIGINT NOT NULL,
            PRIMARY KEY (record_id, sid, seq))""",
-        "CREATE INDEX {n}_record_sources_place ON {p}_record_sources (sid, seq)",
-        """CREATE TABLE {p}_embeddings (record_id BIGINT NOT NULL, model TEXT NOT NULL, vec {bytes} NOT NULL,
+        "CREATE INDEX {i[record_sources_place]} ON {t[record_sources]} (sid, seq)",
+        """CREATE TABLE {t[embeddings]} (record_id BIGINT NOT NULL, model TEXT NOT NULL, vec {bytes} NOT NULL,
            PRIMARY KEY (record_id, model))""",
-        """CREATE TABLE {p}_terms (record_id BIGINT PRIMARY KEY, ids {bytes} NOT NULL,
+        """CREATE TABLE {t[terms]} (record_id BIGINT PRIMARY KEY, ids {bytes} NOT NULL,
            counts {bytes} NOT NULL)""",
     ),
 )
@@ -199,12 +200,14 @@ async def migrate(database: Database, tables: Tables, *, now: Callable[[], int])
 
 def _look(connection: Any, tables: Tables) -> int:
     schema = tables.metadata.schema
-    names = set(inspect(connection).get_table_names(schema=schema))
-    if tables.prefix in names:
+    # SQLite does not tell upper from lower case, PostgreSQL does.
+    folded = str.lower if connection.dialect.name == "sqlite" else str
+    names = {folded(name) for name in inspect(connection).get_table_names(schema=schema)}
+    if folded(tables.prefix) in names:
         columns = {column["name"] for column in inspect(connection).get_columns(tables.prefix, schema=schema)}
         if columns >= _STOCK_COLUMNS:
             _refuse_stock(tables.prefix)
-    if tables.versions.name not in names:
+    if folded(tables.versions.name) not in names:
         return 0
     found = max(connection.execute(select(tables.versions.c.version)).scalars(), default=0)
     if found > VERSION:
@@ -225,11 +228,21 @@ def _refuse_stock(prefix: str) -> None:
     )
 
 
+class _Quoted(dict[str, str]):
+    """Name → quoted name with prefix, as PostgreSQL folds bare names to lower case."""
+
+    def __init__(self, prefix: str, schema: str | None = None) -> None:
+        super().__init__()
+        self._before = f'"{schema}"."{prefix}_' if schema else f'"{prefix}_'
+
+    def __missing__(self, name: str) -> str:
+        return f'{self._before}{name}"'
+
+
 def _filled(statement: str, tables: Tables, *, sqlite: bool) -> str:
-    schema = tables.metadata.schema
     return statement.format(
-        p=f'"{schema}".{tables.prefix}' if schema else tables.prefix,
-        n=tables.prefix,
+        t=_Quoted(tables.prefix, tables.metadata.schema),
+        i=_Quoted(tables.prefix),
         id="INTEGER PRIMARY KEY AUTOINCREMENT" if sqlite else "BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY",
         bytes="BLOB" if sqlite else "BYTEA",
     )

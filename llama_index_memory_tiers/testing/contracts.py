@@ -226,6 +226,14 @@ class StoreContract:
             await store.set_messages("s", [])
             assert await store.get_messages("s") == []
 
+    async def test_set_may_bring_back_what_was_archived(self) -> None:
+        """A window that is set to the whole history shows the whole history, once."""
+        async with self._store() as store:
+            await store.add_messages("s", _numbered(4))
+            await store.archive_oldest_messages("s", 2)
+            await store.set_messages("s", _numbered(5))
+            assert await store.get_messages("s") == _numbered(5)
+
     async def test_keys_are_those_written_to(self) -> None:
         """Every session with messages is listed once."""
         async with self._store() as store:
@@ -374,6 +382,8 @@ class StoreContract:
             await store.add_messages("s", _numbered(7000))
             assert await store.count_messages("s") == 7000
             assert await store.get_messages("s", limit=1, offset=6999) == _numbered(1, start=6999)
+            await store.set_messages("s", _numbered(1))
+            assert await store.get_messages("s") == _numbered(1)
 
 
 class BlockContract:

@@ -231,7 +231,7 @@ class ScriptedLLM(_Answering):
         self, script: Sequence[_Step] | Callable[[Sequence[ChatMessage]], _Answer] = (), **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self._script = script if callable(script) else list(script)
+        self._script = script if callable(script) else [script] if isinstance(script, str) else list(script)
 
     @classmethod
     def class_name(cls) -> str:
@@ -306,7 +306,9 @@ class ToolRule:
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 # Minus and slash need blanks around them: 2023-05-08 and 24/7 are no sums.
-_SUM = re.compile(rf"(?<![\w.])(?P<a>{_NUMBER})(?P<rest>(?:\s*[*×+]\s*{_NUMBER}|\s+[-−/÷x]\s+{_NUMBER})+)(?![\w.])")
+_SUM = re.compile(
+    rf"(?<![A-Za-z0-9_.])(?P<a>{_NUMBER})(?P<rest>(?:\s*[*×+]\s*{_NUMBER}|\s+[-−/÷x]\s+{_NUMBER})+)(?![A-Za-z0-9_]|\.\d)"
+)
 _SIGNS = str.maketrans("×−÷x", "*-/*")
 
 
@@ -360,6 +362,7 @@ UNKNOWN = "I don't know."
 
 _MEMORY = re.compile(r"<memory>\n?(.*?)</memory>", re.DOTALL)
 _TAG_LINE = re.compile(r"\s*</?[\w.-]+(?:\s[^<>]*)?>\s*")
+_WRAPPED = re.compile(r"<(?P<tag>[\w.-]+)(?:\s[^<>]*)?>(?P<text>.*)</(?P=tag)>", re.DOTALL)
 _DATE = re.compile(r"\sdate=['\"]([^'\"]*)['\"]")
 _SENTENCE_END = re.compile(
     r"(?<!\bDr\.)(?<!\bMr\.)(?<!\bMrs\.)(?<!\bMs\.)(?<!\bSt\.)(?<=[.!?])\s+(?=[\"'“‘(]?[A-Z0-9\u00c0-\u00de])|(?<=[。！？])(?![”’」』）])\s*|\n+"
@@ -388,12 +391,12 @@ class QuotingLLM(_ToolCalling):
 
     Args:
         rules: When to call a tool; `DEFAULT_TOOL_RULES` unless given.
-        threshold: Share, 0 to 1, of the question's words, weighed by their rarity, that a quote must hold; 0.3.
+        threshold: Share, 0 to 1, of the question's words, weighed by their rarity, that a quote must hold; 0.1.
         max_quote_chars: A longer line is cut to the sentences that fit best; 300.
     """
 
     rules: Sequence[ToolRule] = DEFAULT_TOOL_RULES
-    threshold: float = Field(default=0.3, ge=0, le=1)
+    threshold: float = Field(default=0.1, ge=0, le=1)
     max_quote_chars: int = Field(default=300, ge=1)
 
     @classmethod
@@ -452,7 +455,8 @@ def _memory_lines(section: str) -> Iterator[_Line]:
         if raw.startswith("  ") and open_line and not _TAG_LINE.fullmatch(raw):
             open_line += " " + raw.strip()
             continue
-        if open_line and (line := _line(html.unescape(open_line), date)):
+        wrapped = _WRAPPED.fullmatch(open_line)
+        if open_line and (line := _line(html.unescape(wrapped["text"] if wrapped else open_line), date)):
             yield line
         open_line = raw
         if _TAG_LINE.fullmatch(raw):

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import traceback
 from typing import Any
@@ -41,6 +42,17 @@ def _memory(job: dict[str, Any]) -> TieredMemory:
     )
 
 
+def _die_at(storage: Storage, statement: int) -> None:
+    """Fall dead between two statements, as a power cut would have it."""
+
+    def count(*_: Any) -> None:
+        storage._database.statements += 1
+        if storage._database.statements == statement:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    storage._database._count = count  # type: ignore[method-assign]
+
+
 async def _writer(job: dict[str, Any], memory: TieredMemory, writer: str, acks: int) -> None:
     for number in range(job["first"], job["first"] + job["puts"]):
         content = f"{writer}/{number}"
@@ -53,6 +65,8 @@ async def _writer(job: dict[str, Any], memory: TieredMemory, writer: str, acks: 
 
 async def _work(job: dict[str, Any]) -> None:
     memory = _memory(job)
+    if job["dies_at_statement"]:
+        _die_at(memory.storage, job["dies_at_statement"])
     acks = os.open(job["acks"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     await asyncio.gather(*(_writer(job, memory, writer, acks) for writer in job["writers"]))
     await memory.aclose()

@@ -25,6 +25,8 @@ from llama_index_memory_tiers.storage.index import (
 from llama_index_memory_tiers.text import QUESTION, analyse, message_terms, read_dates
 
 NOW = datetime(2023, 6, 14, 12, tzinfo=timezone.utc)
+# Seeds, not `st.randoms`: that one tries normal numbers no generator would give, and shrinks for minutes.
+SEEDS = st.integers(0, 2**32)
 WORDS = ["tea", "coffee", "dog", "cat", "paris", "tokyo", "piano", "bike", "猫", "茶"]
 
 
@@ -185,9 +187,10 @@ def random_query(rng, *, vectors):
     )
 
 
-@given(st.randoms(use_true_random=False), st.booleans())
+@given(SEEDS, st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_search_equals_plain_python_whatever_the_data_filters_and_order_of_updates(rng, vectors):
+def test_search_equals_plain_python_whatever_the_data_filters_and_order_of_updates(seed, vectors):
+    rng = random.Random(seed)
     states = random_rows(rng, rng.randint(1, 40), vectors=vectors)
     index = OwnerIndex(dimensions=4)
     shuffled = rng.sample(states, len(states))
@@ -206,15 +209,17 @@ def test_search_equals_plain_python_whatever_the_data_filters_and_order_of_updat
         assert all(sum(hit.legs.values()) == pytest.approx(hit.score, abs=1e-5) for hit in hits)
 
 
-@given(st.randoms(use_true_random=False))
+@given(SEEDS)
 @settings(deadline=None, max_examples=25)
-def test_a_limit_gives_the_beginning_of_the_whole_list(rng):
+def test_a_limit_gives_the_beginning_of_the_whole_list(seed):
+    rng = random.Random(seed)
     index = OwnerIndex(dimensions=4)
     index.update(random_rows(rng, 60, vectors=True))
     query = random_query(rng, vectors=True)
     whole = index.search(query)
     for limit in (-1, 0, 1, 7):
-        assert index.search(replace(query, limit=limit)) == whole[: max(0, limit)]
+        found = index.search(replace(query, limit=limit))
+        assert [(hit.id, hit.score) for hit in found] == [(hit.id, hit.score) for hit in whole[: max(0, limit)]]
 
 
 def test_sorting_merging_and_compaction_change_no_answer(monkeypatch):
@@ -253,9 +258,9 @@ def test_a_single_record_is_found_by_its_vector():
     assert ids(ask(filled(make(1, "tea", vector=[1, 0])), "infusion", vector=[0.9, 0.1])) == [1]
 
 
-def test_the_answer_beside_the_matching_question_is_found():
+def test_the_answer_beside_the_matching_question_is_found_and_comes_first():
     index = filled(make(1, "and where did you go on holiday?"), make(2, "to Lisbon"), make(3, "dog", sid=2))
-    assert ids(ask(index, "holiday")) == [1, 2]
+    assert ids(ask(index, "holiday")) == [2, 1]
 
 
 def test_neighbours_may_be_apart_when_messages_between_are_no_records():
@@ -320,8 +325,9 @@ def test_an_empty_index_finds_nothing():
 
 
 def test_a_question_of_ten_thousand_words_is_answered_by_its_rare_words():
-    index = filled(*[make(i, f"common word{i}", sid=None) for i in range(1, 100)])
-    text = " ".join(["common"] + [f"nothing{i}" for i in range(300)] + ["word7"]) + " filler" * 10_000
+    names = ["".join(chr(97 + int(digit)) for digit in str(1000 + i)) for i in range(400)]
+    index = filled(*[make(i, f"common {names[i]}", sid=None) for i in range(1, 100)])
+    text = " ".join(["common", *names[100:], names[7]]) + " filler" * 10_000
     assert ids(ask(index, text, limit=1)) == [7]
 
 
@@ -353,7 +359,7 @@ def test_a_stored_vector_of_another_size_leaves_the_record_to_bm25_and_is_counte
 
 def test_terms_are_stored_sorted_and_bounded_and_the_same_in_every_process():
     terms, counts = encode_terms({"tea": 2, "dog": 100_000, "none": 0})
-    assert np.frombuffer(terms, "<u4").tolist() == [1326081573, 1843751870]
+    assert np.frombuffer(terms, "<u4").tolist() == [2167159165, 2391201714]
     assert np.frombuffer(counts, "<u2").tolist() == [65535, 2]
     assert encode_terms({}) == (b"", b"")
 
