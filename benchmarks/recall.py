@@ -69,9 +69,7 @@ async def _fill(storage: Storage, owner: str, count: int, numbers: random.Random
     vectors = np.random.default_rng(numbers.randrange(2**32)).normal(size=(count, DIMENSIONS))
     for start in range(0, count, 1000):
         part = texts[start : start + 1000]
-        entries = [
-            Entry(storage.ids(), "user", 30, "bench", storage.now(), _data(text)) for text in part
-        ]
+        entries = [Entry(storage.ids(), "user", 30, "bench", storage.now(), _data(text)) for text in part]
         put = await storage.log.append(owner, "s", entries, now=storage.now())
         first = put.head_seq - len(part) + 1
         records = tuple(

@@ -25,7 +25,7 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
 _DRAINED_USERS = 10_000
 # Words of 100 turns are absorbed in about half a second; an answer does not wait longer for an embedding service.
-_DRAIN_SECONDS = 2.0
+_FRESHEN_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -36,7 +36,6 @@ class _Worker:
     task: asyncio.Task[None] | None = None
     silent_seconds: float = 0.0
     again: asyncio.Event = field(default_factory=asyncio.Event)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,43 +184,41 @@ class Delivery:
         key = (user_id, "")
         loop = asyncio.get_running_loop()
         worker = self._workers[key] = _Worker(loop)
-        worker.task = loop.create_task(self._drain(user_id, worker.ready))
-        worker.task.add_done_callback(lambda done: self._drain_ended(key, worker, done))
+        worker.task = loop.create_task(self._drain(user_id))
+        worker.task.add_done_callback(lambda done: self._drain_ended(key, done))
 
-    async def drained(self, user_id: str) -> None:
-        """Give the first drain of a person a moment, so that what another process left waiting can be recalled.
+    async def freshen(self, key: Key) -> None:
+        """Absorb what could not be recalled else: what other sessions said a moment ago, what has just left the window.
+
+        Only blocks that cost no model calls do so, and not for long: recall goes on with what there is.
 
         Args:
-            user_id: The person.
+            key: The session that asks.
         """
-        worker = self._workers.get((user_id, ""))
-        if worker is not None and worker.loop is asyncio.get_running_loop():
+        quick = {c.key for c in self._consumers if not c.uses_model and "turn" in c.absorb_on}
+        if quick and not self._closed:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(worker.ready.wait(), _DRAIN_SECONDS)
+                await asyncio.wait_for(self._freshen(key, quick), _FRESHEN_SECONDS)
 
-    def _drain_ended(self, key: Key, worker: _Worker, task: asyncio.Task[None]) -> None:
+    async def _freshen(self, key: Key, quick: Collection[str]) -> None:
+        user_id, asking = key
+        slow = set(self.keys).difference(quick)
+        for session in await self._storage.log.behind(user_id, quick, asking=asking):
+            await self._deliver(session, Due(to_head=session.session_id != asking), slow)
+
+    def _drain_ended(self, key: Key, task: asyncio.Task[None]) -> None:
         self._workers.pop(key, None)
-        worker.ready.set()
         if task.cancelled() or isinstance(task.exception(), StorageClosedError):
             self._drained.pop(key[0], None)
         elif task.exception() is not None:
             _logger.error("drain stopped", exc_info=task.exception())
             self._drained.pop(key[0], None)
 
-    async def _drain(self, user_id: str, ready: asyncio.Event) -> None:
-        costly = {consumer.key for consumer in self._consumers if consumer.uses_model}
-        await self._drain_to(user_id, set(self.keys) - costly)
-        ready.set()
-        await self._drain_to(user_id, costly)
-
-    async def _drain_to(self, user_id: str, keys: Collection[str]) -> None:
-        if not keys:
-            return
+    async def _drain(self, user_id: str) -> None:
         now = self._storage.now()
-        for session in await self._storage.log.behind(user_id, keys):
+        for session in await self._storage.log.behind(user_id, self.keys):
             silent_seconds = max(0.0, (now - session.last_put_at) / 1e6)
-            due = Due(silent_seconds=silent_seconds)
-            progress = await self._deliver(session, due, set(self.keys).difference(keys))
+            progress = await self._deliver(session, Due(silent_seconds=silent_seconds))
             if any(block.error is not None for block in progress):
                 self.schedule((user_id, session.session_id), silent_seconds=silent_seconds)
 

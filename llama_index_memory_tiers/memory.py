@@ -518,7 +518,7 @@ class TieredMemory(Memory):
         check_request(asked, messages, initial_token_count)
         await self._shared.delivery.catch_up(self._key)
         self._shared.delivery.drain_once(self.user_id or "")
-        await self._shared.delivery.drained(self.user_id or "")
+        await self._shared.delivery.freshen(self._key)
         return make_request(
             self.scope,
             await self._window.read(),

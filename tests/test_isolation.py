@@ -81,14 +81,18 @@ class HashEmbedding(BaseEmbedding):
         return self._get_text_embedding(query)
 
 
+FRAGILE = [0, 55, 110, 165]
+
+
 class Fragile(RecordingBlock):
-    """Cannot read the second case of every tenth tenant."""
+    """Cannot read the second case of some tenants."""
 
     name: str = "Fragile"
 
     async def prepare(self, batch: Any, reader: Any, counter: Any) -> Any:
         for stored in batch.messages:
-            if re.search(r"\d{3}0z.+case 2", stored.message.content or ""):
+            content = stored.message.content or ""
+            if "case 2" in content and any(mark(owner) in content for owner in FRAGILE):
                 raise BadContentError(stored.message.content)
         return batch
 
@@ -217,28 +221,30 @@ async def test_two_hundred_tenants_over_shared_blocks_and_storage_never_meet(tmp
         names = [f"tenant{'_-%. '[n % 5]}{n // 5}" for n in range(100)]
         tenants = [base.for_session(rng.choice(["chat", "chat-1"]), user_id=name) for name in names]
         tenants += [base.for_session(name) for name in names]
-        for case in (1, 2):
-            order = rng.sample(range(200), 200)
-            for start in range(0, 200, 20):
-                group = order[start : start + 20]
-                await asyncio.gather(*(tenants[owner].aput_messages(turn(owner, case)) for owner in group))
-        for owner in range(0, 200, 10):
-            for _ in range(9):  # until the batch that cannot be read is put aside; the rest waits for the background
+        order = rng.sample(range(200), 200)
+        for start in range(0, 200, 20):
+            group = order[start : start + 20]
+            puts = [tenants[owner].aput_messages([*turn(owner, 1), *turn(owner, 2)]) for owner in group]
+            await asyncio.gather(*puts)
+        for owner in FRAGILE:
+            for _ in range(9):  # until the batch that cannot be read is put aside; the rest is for the background
                 await tenants[owner].aflush()
+        for tenant in rng.sample(tenants, 60):
+            await tenant.aflush()
         recalled = dead = 0
         for owner, tenant in enumerate(tenants):
             other = rng.randrange(200)
             question = rng.choice(["new password", f"account {mark(other)}", "case 2", ""])
             names = (
-                list(reads_of(tenant, question)) if owner % 10 == 0 else rng.sample([*reads_of(tenant, question)], 2)
+                list(reads_of(tenant, question)) if owner in FRAGILE else rng.sample([*reads_of(tenant, question)], 2)
             )
             found = await everything_that(tenant, question, names)
             foreign = {name: marks_in(value) - {mark(owner)} for name, value in found.items()}
             assert not any(foreign.values()), (owner, foreign)
             recalled += any(part.kept for part in found["aexplain"][0]) if "aexplain" in found else 0
             dead += len(found.get("dead letters", ()))
-        assert recalled >= 20  # or this test would see nothing because nothing was recalled
-        assert dead == 20
+        assert recalled >= 10  # or this test would see nothing because nothing was recalled
+        assert dead == len(FRAGILE)
         await base.aclose()
 
 

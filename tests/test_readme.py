@@ -12,7 +12,9 @@ PAGES = ["README.md"]
 SNIPPETS = [
     pytest.param(code, id=f"{page}-{number}")
     for page in PAGES
-    for number, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL))
+    for number, code in enumerate(
+        re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    )
 ]
 
 
@@ -30,7 +32,9 @@ def test_every_snippet_runs_as_a_script_without_a_warning(code, tmp_path):
 def test_the_first_snippet_remembers_across_sessions(tmp_path):
     script = tmp_path / "snippet.py"
     script.write_text(SNIPPETS[0].values[0], encoding="utf-8")
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
     assert "allergic to fish" in done.stdout
 
 

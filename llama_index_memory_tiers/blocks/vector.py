@@ -77,7 +77,12 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
 
     # -- absorbing -------------------------------------------------------------------------------------------
 
-    async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> tuple[NewRecord, ...] | None:
+    async def prepare(
+        self,
+        batch: Batch,
+        reader: OwnerReader,  # noqa: ARG002  # it needs no records
+        counter: TokenCounter,
+    ) -> tuple[NewRecord, ...] | None:
         """Analyse and embed each message."""
         told = [(stored, text) for stored in batch.messages if (text := _said(stored))]
         if not told:

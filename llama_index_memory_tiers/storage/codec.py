@@ -82,9 +82,9 @@ def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
     """
     try:
         parsed = json.loads(f"[{','.join(data)}]")  # type: ignore[arg-type]  # a missing text raises, as it shall
-        if len(parsed) != len(data):
-            raise ValueError("a row holds more than one value")
     except (ValueError, TypeError):
+        parsed = None
+    if parsed is None or len(parsed) != len(data):  # a row is damaged, perhaps by holding more than one value
         return [_attempt(lambda text=text: decode_source(json.loads(text))) for text in data]
     return [_attempt(lambda fields=fields: decode_source(fields)) for fields in parsed]
 

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ _DELTA_FLOOR = 16_384
 """Postings wait unsorted up to this many and an eighth of the sorted ones: 0.02 ms a term to look through."""
 _GARBAGE_FLOOR = 1_024
 _MAX_YEARS = 100
+_FEW_GROUPS = 4  # so many are looked up one by one, 0.05 ms each in 100 000 rows
+_MANY = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +230,17 @@ class _Postings:
         )
 
 
+def _total(vectors: _Array) -> _Array:
+    """Sum of rows; as a product, five times faster than `sum`."""
+    total: _Array = (np.ones(len(vectors), np.float32) @ vectors).astype(np.float64)
+    return total
+
+
 def _put(array: _Array, at: int, values: _Array) -> _Array:
     """Write at a position, growing by half when there is no room: amortised constant cost."""
     end = at + len(values)
+    if not len(array) and values.flags.writeable:
+        return values  # the first load is not copied
     if end > len(array):
         grown = np.zeros((max(end, len(array) * 3 // 2) if at else end, *values.shape[1:]), array.dtype)
         grown[:at] = array[:at]
@@ -245,14 +256,14 @@ class _Numbers:
     names: list[Any] = field(default_factory=list)
     known: dict[Any, int] = field(default_factory=dict)
 
-    def of(self, values: Iterable[Any]) -> list[int]:
+    def of(self, values: Sequence[Any]) -> _Array:
+        """The number of each name, shape (values,)."""
         known = self.known
-        values = list(values)
-        for name in dict.fromkeys(values):
+        for name in set(values):
             if name not in known:
                 known[name] = len(self.names)
                 self.names.append(name)
-        return [known[name] for name in values]
+        return np.fromiter(map(known.__getitem__, values), np.int64, len(values))
 
     def table(self, allowed: Iterable[Any]) -> _Array:
         """True at the numbers of what is allowed, shape (names + 1,); the last, which -1 reads, is false."""
@@ -260,9 +271,12 @@ class _Numbers:
         return np.array([*(name in chosen for name in self.names), False], dtype=bool)
 
 
+_FIELDS = (
+    "id", "kind", "block", "said_at", "expires_at", "sid", "seq", "speaker", "tokens", "vector", "terms", "counts",
+)  # fmt: skip
 _COLUMNS: Mapping[str, Any] = {
     "id": np.int64, "kind": np.int32, "block": np.int32, "speaker": np.int32, "session": np.int32,
-    "group": np.int32, "sid": np.int64, "seq": np.int64, "said": np.float64, "expires": np.float64,
+    "group": np.int64, "sid": np.int64, "seq": np.int64, "said": np.float64, "expires": np.float64,
     "tokens": np.int64, "length": np.float32, "live": np.bool_, "embedded": np.bool_,
 }  # fmt: skip
 
@@ -285,7 +299,7 @@ class OwnerIndex:
         self._lock = threading.Lock()
         self._revs: dict[int, int] = {}
         self._slots: dict[int, int] = {}
-        self._names = {name: _Numbers() for name in ("kind", "block", "speaker", "session", "group")}
+        self._names = {name: _Numbers() for name in ("kind", "block", "speaker", "session")}
         self._size = 0
         self._columns: dict[str, _Array] = {name: np.empty(0, kind) for name, kind in _COLUMNS.items()}
         self._vectors: _Array = np.empty((0, self.dimensions or 0), np.float32)
@@ -322,107 +336,100 @@ class OwnerIndex:
         """
         newest = list(rows)
         if len({row.id for row in newest}) < len(newest):
-            newest = list({row.id: row for row in sorted(newest, key=lambda row: row.rev)}.values())
+            newest = list({row.id: row for row in sorted(newest, key=attrgetter("rev"))}.values())
         with self._lock:
             revs = self._revs
             if revs:
                 newest = [row for row in newest if revs.get(row.id, -1) < row.rev]
-            revs.update((row.id, row.rev) for row in newest)
+            revs.update(map(attrgetter("id", "rev"), newest))
             gone = [slot for row in newest if (slot := self._slots.pop(row.id, None)) is not None]
             live = [row for row in newest if row.live]
             touched = self._remove(gone) | self._append(live)
             if self._size - len(self._slots) > max(_GARBAGE_FLOOR, len(self._slots)):
                 self._compact()
-            else:
+            elif newest:
                 self._link(touched)
 
     def _remove(self, slots: list[int]) -> set[int]:
         if not slots:
             return set()
         self._column("live")[slots] = False
-        with_vector = [slot for slot in slots if self._column("embedded")[slot]]
-        self._sum -= self._vectors[with_vector].sum(axis=0, dtype=np.float64)
-        self._embedded -= len(with_vector)
+        self._sum -= _total(self._vectors[slots])
+        self._embedded -= int(np.count_nonzero(self._column("embedded")[slots]))
         return set(self._column("group")[slots].tolist())
 
     def _append(self, rows: list[IndexRow]) -> set[int]:
         if not rows:
             return set()
         at, count = self._size, len(rows)
-        sizes = np.fromiter((len(row.terms) // 4 for row in rows), np.int64, count)
-        terms = np.frombuffer(b"".join(row.terms for row in rows), "<u4")
-        counts = np.frombuffer(b"".join(row.counts for row in rows), "<u2")
-        owner = np.repeat(np.arange(count), sizes)
-        fresh = self._read_columns(rows)
+        # One pass over the objects: 100 000 of them take 60 ms this way, attribute by attribute 200.
+        read = dict(zip(_FIELDS, zip(*map(attrgetter(*_FIELDS), rows), strict=True), strict=True))
+        terms, counts = np.frombuffer(b"".join(read["terms"]), "<u4"), np.frombuffer(b"".join(read["counts"]), "<u2")
+        owner = np.repeat(np.arange(count, dtype=np.int32), np.fromiter(map(len, read["terms"]), np.int64) // 4)
+        fresh = self._read_columns(read)
         fresh["length"] = np.bincount(owner, counts, count)
-        vectors, fresh["embedded"] = self._read_vectors(rows)
-        for name, values in fresh.items():
-            self._columns[name] = _put(self._columns[name], at, np.asarray(values, _COLUMNS[name]))
+        vectors, fresh["embedded"] = self._read_vectors(read["vector"])
+        for name, kind in _COLUMNS.items():
+            self._columns[name] = _put(self._columns[name], at, np.array(fresh[name], kind))
         if self.dimensions:
-            self._vectors = _put(self._vectors, at, vectors)
-            self._sum += vectors.sum(axis=0, dtype=np.float64)
+            self._sum += _total(vectors)
             self._embedded += int(np.count_nonzero(fresh["embedded"]))
-        self._postings.add(terms, (owner + at).astype(np.int32), counts)
+            self._vectors = _put(self._vectors, at, vectors)
+        self._postings.add(terms, owner + np.int32(at), counts)
         self._size = at + count
-        self._slots.update(zip(fresh["id"], range(at, self._size), strict=True))
-        return set(fresh["group"])
+        self._slots.update(zip(read["id"], range(at, self._size), strict=True))
+        return set(np.unique(fresh["group"]).tolist())
 
-    def _read_columns(self, rows: list[IndexRow]) -> dict[str, Any]:
-        names = self._names
-        nothing = -1
-        homeless = [row.sid is None or row.seq is None for row in rows]
-        # Neighbours are messages of the same session, kind and block.
-        groups = names["group"].of((row.sid, row.kind, row.block) for row in rows)
-        return {
-            "id": [row.id for row in rows],
-            "kind": names["kind"].of(row.kind for row in rows),
-            "block": names["block"].of(row.block for row in rows),
-            "speaker": names["speaker"].of(row.speaker for row in rows),
-            "session": [
-                nothing if row.sid is None else number
-                for row, number in zip(rows, names["session"].of(row.sid for row in rows), strict=True)
-            ],
-            "group": [nothing if alone else group for alone, group in zip(homeless, groups, strict=True)],
-            "sid": [nothing if row.sid is None else row.sid for row in rows],
-            "seq": [nothing if row.seq is None else row.seq for row in rows],
-            "said": [np.nan if row.said_at is None else row.said_at for row in rows],
-            "expires": [np.inf if row.expires_at is None else row.expires_at for row in rows],
-            "tokens": [row.tokens for row in rows],
-            "live": np.ones(len(rows), bool),
+    def _read_columns(self, read: Mapping[str, Any]) -> dict[str, Any]:
+        fresh = {name: self._names[name].of(read[name]) for name in ("kind", "block", "speaker")}
+        sid, seq, said, expires = (np.array(read[n], np.float64) for n in ("sid", "seq", "said_at", "expires_at"))
+        homeless = np.isnan(sid) | np.isnan(seq)
+        session = np.where(np.isnan(sid), -1, self._names["session"].of(read["sid"]))
+        # Neighbours are messages of the same session, kind and block; of the latter two there are few.
+        group = (session * _MANY + fresh["kind"]) * _MANY + fresh["block"]
+        return fresh | {
+            "id": read["id"],
+            "session": session,
+            "group": np.where(homeless, -1, group),
+            "sid": np.nan_to_num(sid, nan=-1),
+            "seq": np.nan_to_num(seq, nan=-1),
+            "said": said,
+            "expires": np.nan_to_num(expires, nan=np.inf, posinf=np.inf),
+            "tokens": read["tokens"],
+            "live": np.ones(len(homeless), bool),
         }
 
-    def _read_vectors(self, rows: list[IndexRow]) -> tuple[_Array, _Array]:
+    def _read_vectors(self, stored: Sequence[bytes | None]) -> tuple[_Array, _Array]:
         if not self.dimensions:
-            first = next((row.vector for row in rows if row.vector), b"")
+            first = next(filter(None, stored), b"")
             if not first:
-                return np.empty((len(rows), 0), np.float32), np.zeros(len(rows), bool)
+                return np.empty((len(stored), 0), np.float32), np.zeros(len(stored), bool)
             self.dimensions = len(first) // 2
             self._vectors = np.zeros((len(self._columns["id"]), self.dimensions), np.float32)
             self._sum = np.zeros(self.dimensions, np.float64)
         size = 2 * self.dimensions
-        fits = [row.vector is not None and len(row.vector) == size for row in rows]
-        self.refused_vectors += sum(row.vector is not None and not fit for row, fit in zip(rows, fits, strict=True))
-        empty = bytes(size)
-        raw = b"".join([(row.vector or empty) if fit else empty for row, fit in zip(rows, fits, strict=True)])
-        vectors = np.frombuffer(raw, "<f2").reshape(len(rows), self.dimensions).astype(np.float32)
-        return vectors, np.array(fits)
+        fits = np.array([vector is not None and len(vector) == size for vector in stored])
+        if not fits.all():
+            self.refused_vectors += sum(vector is not None for vector in stored) - int(np.count_nonzero(fits))
+            stored = [vector if fit else bytes(size) for vector, fit in zip(stored, fits, strict=True)]
+        raw = np.frombuffer(b"".join(filter(None, stored)), "<f2")
+        return raw.reshape(len(stored), self.dimensions).astype(np.float32), fits
 
     def _link(self, touched: set[int]) -> None:
         """Find the neighbours of the messages in the groups that changed."""
-        touched.discard(-1)
         self._near = None
-        grown = np.full(max(0, len(self._columns["id"]) - len(self._before)), -1, np.int64)
-        if grown.size:
+        missing = len(self._columns["id"]) - len(self._before)
+        if missing > 0:
+            grown = np.full(missing, -1, np.int64)
             self._before, self._after = np.append(self._before, grown), np.append(self._after, grown)
-        if not touched:
-            return
+        touched.discard(-1)
         group = self._column("group")
-        if len(touched) <= 4:  # noqa: PLR2004 # a look through one column each, 0.05 ms in 100 000 rows
+        if len(touched) > _FEW_GROUPS:
+            slots = np.flatnonzero(group >= 0)
+        elif touched:
             slots = np.concatenate([np.flatnonzero(group == number) for number in touched])
         else:
-            table = np.zeros(len(self._names["group"].names) + 1, bool)
-            table[list(touched)] = True
-            slots = np.flatnonzero(table[group])
+            return
         self._before[slots] = self._after[slots] = -1
         slots = slots[self._column("live")[slots]]
         slots = slots[np.lexsort((self._column("id")[slots], self._column("seq")[slots], group[slots]))]
@@ -437,7 +444,7 @@ class OwnerIndex:
         moved[kept] = np.arange(kept.size)
         self._columns = {name: values[kept] for name, values in self._columns.items()}
         self._vectors = self._vectors[kept]
-        self._sum = self._vectors.sum(axis=0, dtype=np.float64)
+        self._sum = _total(self._vectors)
         self._postings.renumber(moved)
         self._before, self._after = np.empty(0, np.int64), np.empty(0, np.int64)
         self._size = kept.size

@@ -507,13 +507,27 @@ class MessageLog:
 
         return await self._database.read(work)
 
-    async def behind(self, user_id: str, consumers: Collection[str]) -> list[Session]:
-        """A person's sessions in which not every consumer has absorbed everything, newest first."""
-        c, s = self._c, self._s
-        done = select(func.count()).where(
-            c.c.sid == s.c.sid, c.c.consumer.in_(list(consumers)), c.c.pos >= s.c.head_seq
+    async def behind(self, user_id: str, consumers: Collection[str], *, asking: str | None = None) -> list[Session]:
+        """A person's sessions in which not every consumer has absorbed everything, newest first.
+
+        Args:
+            user_id: The person; '' means nobody, whose sessions have nothing in common.
+            consumers: Keys of blocks.
+            asking: The session that asks: of it only what has left the window matters.
+
+        Returns:
+            The sessions.
+        """
+        c, m, s = self._c, self._m, self._s
+        in_window = select(func.min(m.c.seq)).where(
+            m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.role.not_in(("system", "developer"))
         )
+        left = func.coalesce(in_window.scalar_subquery() - 1, s.c.head_seq)
+        wanted = s.c.head_seq if asking is None else case((s.c.session_id == asking, left), else_=s.c.head_seq)
+        done = select(func.count()).where(c.c.sid == s.c.sid, c.c.consumer.in_(list(consumers)), c.c.pos >= wanted)
         query = self._of_user.where(done.scalar_subquery() < len(consumers)).order_by(None).order_by(s.c.sid.desc())
+        if asking is not None and not user_id:
+            query = query.where(s.c.session_id == asking)
 
         async def work(connection: AsyncConnection) -> list[Session]:
             return [Session(*row) for row in await connection.execute(query, {"u": user_id})]

@@ -335,7 +335,7 @@ async def test_many_rows_are_indexed_in_a_thread_and_found(make_storage: MakeSto
     assert await found(storage, "number 613", limit=1) == ["tea number 613"]
 
 
-async def test_a_warm_search_is_two_statements(storage: Storage) -> None:
+async def test_a_warm_search_is_one_statement(storage: Storage) -> None:
     await commit(storage, adding(new("Ann drinks tea")))
     await found(storage, "tea")
     before = storage.statements
