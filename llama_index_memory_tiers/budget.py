@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -44,6 +44,7 @@ _CHUNK = 100_000
 # "/", with which o200k continues a run (tiktoken_ext/openai_public.py): counts of such lines add up.
 _LINEWISE = ("gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base", "o200k_harmony")
 _LINE_START = re.compile(r"(?<=\S\n)(?=[^\s/])")
+_LINE = re.compile(r"(?![\s/]).*\S\Z", re.DOTALL)
 
 
 # --- counting ---------------------------------------------------------------------------------------
@@ -604,6 +605,7 @@ class Packer:
         render: Turns a packed context into messages; messages that it does not change are passed on as they
             are, not copied.
         window_share: Tokens that the window may claim before parts of priority 1 and more; default `limit`.
+        plan: The plan of these rows, when there is one already.
     """
 
     def __init__(
@@ -614,14 +616,15 @@ class Packer:
         rows: Sequence[Row],
         render: Render,
         window_share: int | None = None,
+        plan: WindowPlan | None = None,
     ) -> None:
         self._limit = limit
         self._rows = rows
         self._render = render
         self._share = limit if window_share is None else window_share
-        self._meter = _Meter(counter, rows)
+        self._plan = WindowPlan(rows) if plan is None else plan
+        self._meter = _Meter(counter, self._plan.counted)
         self._wrapper = self._meter.line("<memory>") + self._meter.text("</memory>")
-        self._must, self._units, self._orphans = _plan_window(rows)
         self._sections: list[_Section] = []
         self._order: list[int] = []
         self._journal: list[_Claim] = []
@@ -634,6 +637,7 @@ class Packer:
         self._shown: set[Place] = set()
         self._drift = 0
         self._overflow = False
+        self._loose = False  # Whether a line begins or ends so that `TokenCounter.lines` does not cut there.
 
     @property
     def overflow(self) -> bool:
@@ -655,7 +659,9 @@ class Packer:
             section = self._enter(part)
             for claim in self._claims(section):
                 self._put(claim)
-        self._show(self._must, sum(self._rows[index].tokens for index in self._must))
+        if self._shows_all():
+            return
+        self._show(self._plan.must, sum(self._rows[index].tokens for index in self._plan.must))
         total = self._measure()
         self._drift = total - self._ledger()
         self._overflow = total > self._limit
@@ -729,6 +735,7 @@ class Packer:
         section = _Section(part, frame, whole)
         for index, item in enumerate(part.items):
             section.lines[index] = line(item.text)
+            self._loose = self._loose or not _LINE.match(item.text)
             if (key := item.group or index) not in section.frames:
                 section.frames[key] = sum(line(edge) for edge in (item.header, item.footer) if edge)
         self._sections.append(section)
@@ -750,7 +757,7 @@ class Packer:
         """What is left out and may come in, in the order in which it is lent to."""
         found: list[_Claim] = []
         newest_closed = False
-        for index, unit in enumerate(self._units):
+        for index, unit in enumerate(() if len(self._shown_rows) == len(self._rows) else self._plan.units):
             if unit.rows[0] in self._shown_rows or (unit.kind == "newest" and newest_closed):
                 continue
             newest_closed = newest_closed or unit.kind == "newest"
@@ -768,7 +775,7 @@ class Packer:
 
     def _cost(self, claim: _Claim) -> int:
         if claim.section < 0:
-            return self._units[claim.piece].tokens
+            return self._plan.units[claim.piece].tokens
         opens = not self._open_sections and self._sections[claim.section].frame > 0
         return self._sections[claim.section].cost(claim.piece) + (self._wrapper if opens else 0)
 
@@ -793,9 +800,23 @@ class Packer:
         self._shown_rows.update(rows)
         self._shown.update(place for index in rows if (place := self._rows[index].place) is not None)
 
+    def _shows_all(self) -> bool:
+        """Show the whole window if it is within its share: the usual case, in which there is nothing to weigh."""
+        if self._plan.tokens > self._share or self._plan.orphans:
+            return False
+        self._row_tokens = self._plan.tokens
+        self._shown_rows, self._shown = set(range(len(self._rows))), set(self._plan.places)
+        total = self._measure()
+        self._drift = total - self._ledger()
+        if total <= self._limit:
+            return True
+        self._row_tokens = 0
+        self._shown_rows, self._shown = set(), set()
+        return False
+
     def _put(self, claim: _Claim) -> None:
         if claim.section < 0:
-            self._show(self._units[claim.piece].rows, self._units[claim.piece].tokens)
+            self._show(self._plan.units[claim.piece].rows, self._plan.units[claim.piece].tokens)
             return
         section = self._sections[claim.section]
         self._open_sections += not section.kept and section.frame > 0
@@ -808,7 +829,7 @@ class Packer:
     def _remove(self, claim: _Claim) -> None:
         self._journal.remove(claim)
         if claim.section < 0:
-            unit = self._units[claim.piece]
+            unit = self._plan.units[claim.piece]
             self._row_tokens -= unit.tokens
             self._shown_rows.difference_update(unit.rows)
             self._shown.difference_update(p for row in unit.rows if (p := self._rows[row].place) is not None)
@@ -823,7 +844,7 @@ class Packer:
         """Leading system messages, the newest turn, then older turns up to the window's share."""
         closed: set[str] = set()
         free = self._free()
-        for index, unit in enumerate(self._units):
+        for index, unit in enumerate(self._plan.units):
             if unit.kind in closed:
                 continue
             over_share = unit.kind == "older" and self._row_tokens + unit.tokens > self._share
@@ -879,7 +900,7 @@ class Packer:
         """How far the estimate of one thing may be off, judged by this context, and whether frames are right."""
         drift, estimated = abs(self._drift), self._ledger() - self._row_tokens
         if self._meter.linewise:
-            return min(1, drift), not drift and self._open_sections > 0
+            return 2 if self._loose else min(1, drift), not drift and self._open_sections > 0
         if not self._open_sections or drift * 8 >= estimated:
             return self._limit, False  # Sums tell nothing about this tokenizer: everything is tried.
         return 1 + ceil(2 * drift / (1 + sum(len(section.kept) for section in self._sections))), not drift
@@ -900,14 +921,15 @@ class Packer:
         return self._meter.total(self._render(self._packed()))
 
     def _packed(self) -> Packed:
-        rows = tuple(self._rows[index] for index in sorted(self._shown_rows))
+        every = len(self._shown_rows) == len(self._rows)
+        rows = tuple(self._rows) if every else tuple(self._rows[index] for index in sorted(self._shown_rows))
         sections = (self._sections[index] for index in self._order)
         return Packed(rows, tuple(section.packed() for section in sections if section.kept))
 
     def _left_out(self) -> Iterator[LeftOut]:
         for index, row in enumerate(self._rows):
             if index not in self._shown_rows:
-                yield LeftOut("", "no call" if index in self._orphans else "no room", row=row)
+                yield LeftOut("", "no call" if index in self._plan.orphans else "no room", row=row)
         for at in self._order:
             section = self._sections[at]
             for claim in self._claims(at):
@@ -919,36 +941,65 @@ class Packer:
             yield LeftOut(name, "cut")
 
 
-def _plan_window(rows: Sequence[Row]) -> tuple[tuple[int, ...], list[_Unit], frozenset[int]]:
-    """Cut the window into what must be shown, units in order of claim, and results without a call."""
-    window = [window_row(index, row.message, row.tokens) for index, row in enumerate(rows)]
-    lead = _lead(window)
-    first = next((at for at in range(lead, len(window)) if window[at].role not in RESULT_ROLES), len(window))
-    turns = _turns_or_groups(window[first:])
-    newest = turns.pop() if turns else []
-    must = next((row.seq for row in reversed(newest) if row.role == MessageRole.USER), None)
+class WindowPlan:
+    """A window cut into pieces that come and go together; it holds until the window changes.
 
-    def unit(members: Sequence[WindowRow], kind: Literal["lead", "newest", "older"]) -> _Unit:
-        return _Unit(tuple(row.seq for row in members), sum(row.tokens for row in members), kind)
+    Args:
+        rows: The window, oldest first.
+    """
 
-    units = [unit([row], "lead") for row in window[:lead]]
-    units += [unit(group, "newest") for group in reversed(_groups(r for r in newest if r.seq != must))]
-    units += [unit(turn, "older") for turn in reversed(turns)]
-    return () if must is None else (must,), units, frozenset(range(lead, first))
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self.tokens = sum(row.tokens for row in rows)
+        """Size of the whole window."""
+        self.places = frozenset(row.place for row in rows if row.place is not None)
+        """Where its messages stand in the log."""
+        self.counted = {id(row.message): (row.message, row.tokens) for row in rows}
+        """Messages and their sizes, by identity."""
+        lead = next((at for at, row in enumerate(rows) if row.message.role not in SYSTEM_ROLES), len(rows))
+        first = next((at for at in range(lead, len(rows)) if rows[at].message.role not in RESULT_ROLES), len(rows))
+        self.orphans = frozenset(range(lead, first))
+        """Indexes of tool results whose call is not in the window."""
+
+    @property
+    def must(self) -> tuple[int, ...]:
+        """Index of the newest user message, if there is one."""
+        return self._cut[0]
+
+    @property
+    def units(self) -> tuple[_Unit, ...]:
+        """The rest, in order of claim."""
+        return self._cut[1]
+
+    @cached_property
+    def _cut(self) -> tuple[tuple[int, ...], tuple[_Unit, ...]]:
+        # Only when the window does not fit: a window of 1 000 messages takes 3 ms to cut.
+        window = [window_row(index, row.message, row.tokens) for index, row in enumerate(self._rows)]
+        lead = _lead(window)
+        turns = _turns_or_groups(window[lead + len(self.orphans) :])
+        newest = turns.pop() if turns else []
+        must = next((row.seq for row in reversed(newest) if row.role == MessageRole.USER), None)
+
+        def unit(members: Sequence[WindowRow], kind: Literal["lead", "newest", "older"]) -> _Unit:
+            return _Unit(tuple(row.seq for row in members), sum(row.tokens for row in members), kind)
+
+        units = [unit([row], "lead") for row in window[:lead]]
+        units += [unit(group, "newest") for group in reversed(_groups(r for r in newest if r.seq != must))]
+        units += [unit(turn, "older") for turn in reversed(turns)]
+        return () if must is None else (must,), tuple(units)
 
 
 class _Meter:
     """Counts each text and message of one packing once."""
 
-    def __init__(self, counter: TokenCounter, rows: Sequence[Row]) -> None:
+    def __init__(self, counter: TokenCounter, counted: Mapping[int, tuple[ChatMessage, int]]) -> None:
         self._counter = counter
         self._empty = counter.text("")
         self._texts: dict[str, int] = {}
         # By identity; the object is held so that its id is not given to another one.
         self._blocks: dict[int, tuple[ContentBlock, int]] = {}
-        self._messages: dict[int, tuple[ChatMessage, int]] = {
-            id(row.message): (row.message, row.tokens) for row in rows
-        }
+        self._window = counted
+        self._messages: dict[int, tuple[ChatMessage, int]] = {}
 
     @property
     def linewise(self) -> bool:
@@ -980,8 +1031,8 @@ class _Meter:
         return known[1]
 
     def total(self, messages: Sequence[ChatMessage]) -> int:
-        known = self._messages
-        return sum(seen[1] if (seen := known.get(id(m))) else self._edited(m) for m in messages)
+        window, known = self._window, self._messages
+        return sum(seen[1] if (seen := window.get(id(m)) or known.get(id(m))) else self._edited(m) for m in messages)
 
     def _edited(self, message: ChatMessage) -> int:
         extra = self._counter.text(str(message.additional_kwargs)) if message.additional_kwargs else 0

@@ -15,8 +15,18 @@ from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod
 from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock, newest_request
-from llama_index_memory_tiers.budget import Item, Packed, Packer, Part, Row, TokenCounter, section_text
-from llama_index_memory_tiers.copies import clone
+from llama_index_memory_tiers.budget import (
+    Item,
+    Packed,
+    Packer,
+    Part,
+    Row,
+    TokenCounter,
+    WindowPlan,
+    plan_window,
+    section_text,
+)
+from llama_index_memory_tiers.copies import PlainText, Source, clone, many_objects
 from llama_index_memory_tiers.errors import BudgetError
 from llama_index_memory_tiers.events import (
     BlockFailed,
@@ -26,7 +36,7 @@ from llama_index_memory_tiers.events import (
     PartReport,
     emit,
 )
-from llama_index_memory_tiers.records import Place, Scope, StoredMessage
+from llama_index_memory_tiers.records import Place, Scope
 from llama_index_memory_tiers.rendering import RecallPosition, render
 from llama_index_memory_tiers.storage import OwnerReader, Storage, Window, owner_key
 
@@ -81,13 +91,83 @@ class TurnCache:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowView:
+    """A window as the packer sees it; its messages are shared by all contexts until the window changes.
+
+    Args:
+        window: The window. It is held along, so that its id is not given to another one.
+        rows: Its messages.
+        plan: What comes and goes together.
+        sources: What each message is made from, by the identity of the shared one.
+    """
+
+    window: Window
+    rows: tuple[Row, ...]
+    plan: WindowPlan
+    sources: Mapping[int, Source]
+
+    def handed_out(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """Copies of messages, for somebody who may change them."""
+        sources = self.sources
+        with many_objects():
+            return [
+                source.message() if isinstance(source := sources.get(id(message)), PlainText) else clone(message)
+                for message in messages
+            ]
+
+
+class WindowViews:
+    """The newest views, as a log hands out the same window until it changes.
+
+    Args:
+        counter: Measures.
+    """
+
+    def __init__(self, counter: TokenCounter) -> None:
+        self._counter = counter
+        self._kept: OrderedDict[int, WindowView] = OrderedDict()
+
+    def of(self, window: Window, raw: Mapping[str, ChatMessage]) -> WindowView:
+        """The view of a window.
+
+        Args:
+            window: The active messages, as stored.
+            raw: Messages of the running turn whose secrets were replaced in the store, by id.
+
+        Returns:
+            The view; with raw messages it is made for this request alone.
+        """
+        known = self._kept.get(id(window))
+        if known is None:
+            known = self._kept[id(window)] = _view(window)
+            while len(self._kept) > _REMEMBERED_TURNS:
+                self._kept.popitem(last=False)
+        if not raw:
+            return known
+        rows = [
+            self._said(raw[stored.id], row) if stored.id in raw else row
+            for stored, row in zip(window.messages, known.rows, strict=True)
+        ]
+        return WindowView(window, tuple(rows), WindowPlan(rows), known.sources)
+
+    def _said(self, message: ChatMessage, row: Row) -> Row:
+        return Row(message, self._counter.message(message), row.place)
+
+
+def _view(window: Window) -> WindowView:
+    with many_objects():
+        rows = tuple(Row(stored.message, stored.tokens, stored.place) for stored in window.messages)
+        sources = {id(row.message): stored.source for row, stored in zip(rows, window.messages, strict=True)}
+    return WindowView(window, rows, WindowPlan(rows), sources)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a context is asked for.
 
     Args:
         scope: Who asks.
-        window: The active messages, running turn as it was said.
-        rows: The same for the packer.
+        view: The active messages, running turn as it was said.
         text: The current request.
         messages: What foreign blocks are given.
         limit: Tokens allowed.
@@ -96,8 +176,7 @@ class Request:
     """
 
     scope: Scope
-    window: Window
-    rows: tuple[Row, ...]
+    view: WindowView
     text: str
     messages: tuple[ChatMessage, ...]
     limit: int
@@ -107,7 +186,7 @@ class Request:
     @property
     def turn(self) -> int:
         """Sequence number of the newest user message."""
-        for stored in reversed(self.window.messages):
+        for stored in reversed(self.view.window.messages):
             if stored.role == MessageRole.USER:
                 return stored.seq
         return 0
@@ -115,10 +194,8 @@ class Request:
 
 def make_request(
     scope: Scope,
-    window: Window,
-    counter: TokenCounter,
+    view: WindowView,
     *,
-    raw: Mapping[str, ChatMessage],
     asked: str | ChatMessage | None,
     messages: Sequence[ChatMessage] | None,
     limit: int,
@@ -129,9 +206,7 @@ def make_request(
 
     Args:
         scope: Who asks.
-        window: The active messages, as stored.
-        counter: Measures.
-        raw: Messages of the running turn whose secrets were replaced in the store, by id.
+        view: The active messages.
         asked: The request as text or message; `None` means the newest user message.
         messages: Or these messages, whose newest user message is the request.
         limit: Tokens allowed.
@@ -141,31 +216,22 @@ def make_request(
     Returns:
         The request.
     """
-    rows = tuple(_row(stored, raw, counter) for stored in window.messages)
-    shown = [row.message for row in rows]
     given = list(messages or ())
     if isinstance(asked, ChatMessage):
         given.append(asked)
     elif asked is not None:
         given.append(ChatMessage(role=MessageRole.USER, content=asked))
+    shown = [row.message for row in view.rows]
     text = newest_request(given) or (given[-1].content or "" if given else newest_request(shown))
     return Request(
         scope=scope,
-        window=window,
-        rows=rows,
+        view=view,
         text=text,
         messages=tuple([*shown, *given] if messages is None else given),
         limit=limit,
         now=now,
         block_kwargs=block_kwargs,
     )
-
-
-def _row(stored: StoredMessage, raw: Mapping[str, ChatMessage], counter: TokenCounter) -> Row:
-    said = raw.get(stored.id)
-    if said is None:
-        return Row(stored.message, stored.tokens, stored.place)
-    return Row(clone(said), counter.message(said), stored.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +271,7 @@ class ContextBuilder:
         self._counter = counter
         self._settings = settings
         self._turns = TurnCache()
+        self.views = WindowViews(counter)
 
     async def build(self, request: Request) -> Built:
         """Recall, pack, render.
@@ -234,10 +301,7 @@ class ContextBuilder:
                 overflow=packed.overflow,
             )
         )
-        # The window's messages were made for this request; what stands around them is shared with the blocks.
-        own = {id(row.message) for row in request.rows}
-        messages = [message if id(message) in own else clone(message) for message in self._render(packed)]
-        return Built(messages, packed, contents)
+        return Built(request.view.handed_out(self._render(packed)), packed, contents)
 
     # -- recall ----------------------------------------------------------------------------------------------
 
@@ -247,10 +311,10 @@ class ContextBuilder:
         What our blocks recalled is remembered within a turn; others may change at any time and are asked each time.
         """
         key = (
-            request.window.sid, request.window.owner_rev, request.turn, request.text, request.limit,
+            request.view.window.sid, request.view.window.owner_rev, request.turn, request.text, request.limit,
             repr(request.block_kwargs) if request.block_kwargs else "",
         )  # fmt: skip
-        cacheable = request.window.sid != 0
+        cacheable = request.view.window.sid != 0
         remembered = self._turns.get(key) if cacheable else None
         known = remembered or {}
         asked = [block for block in self._blocks if block.name not in known]
@@ -288,7 +352,7 @@ class ContextBuilder:
             return error
 
     async def _recall(self, block: TieredMemoryBlock, request: Request) -> Part:
-        owner = owner_key(request.scope, request.window.sid, per_session=block.per_session)
+        owner = owner_key(request.scope, request.view.window.sid, per_session=block.per_session)
         query = Query(
             text=request.text,
             now=request.now,
@@ -297,7 +361,7 @@ class ContextBuilder:
             visible=self._surely_visible(request),
             allowance=request.limit,
             counter=self._counter,
-            sid=request.window.sid,
+            sid=request.view.window.sid,
         )
         items = await block.recall(query, OwnerReader(self._storage.records, owner, block.key))
         return Part(block.name, block.priority, items=tuple(items), stable=block.stable)
@@ -306,7 +370,7 @@ class ContextBuilder:
         """The window from its end, as far as its share reaches: no need to recall it."""
         visible: set[Place] = set()
         tokens = 0
-        for row in reversed(request.rows):
+        for row in reversed(request.view.rows):
             tokens += row.tokens
             if tokens > min(self._settings.window_share, request.limit) or row.place is None:
                 break
@@ -327,9 +391,10 @@ class ContextBuilder:
         packer = Packer(
             self._counter,
             limit=request.limit,
-            rows=request.rows,
+            rows=request.view.rows,
             render=self._render,
             window_share=min(self._settings.window_share, request.limit),
+            plan=request.view.plan,
         )
         parts = {name: part for name, part in contents.items() if isinstance(part, Part)}
         ordered = sorted((b for b in self._blocks if b.name in parts), key=lambda block: block.priority)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock, ToolCallBlock
 from pydantic import BaseModel
-
-M = TypeVar("M", bound=BaseModel)
 
 TEXT_FIELDS = {"block_type", "text"}
 _MESSAGE_FIELDS = {"role", "additional_kwargs", "blocks"}
-_set: Callable[[object, str, object], None] = object.__setattr__
+# Pydantic keeps three values of each model in slots; setting these directly is what its own copy does.
+_set_fields: Callable[[BaseModel, set[str]], None] = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_set_extra: Callable[[BaseModel, None], None] = BaseModel.__dict__["__pydantic_extra__"].__set__
+_set_private: Callable[[BaseModel, None], None] = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
 class PlainText(NamedTuple):
@@ -27,9 +30,19 @@ class PlainText(NamedTuple):
     texts: tuple[str, ...]
 
     def message(self) -> ChatMessage:
-        """Make the message; each call makes a new one."""
-        blocks = [_bare(TextBlock, {"block_type": "text", "text": text}, TEXT_FIELDS) for text in self.texts]
-        return _bare(ChatMessage, {"role": self.role, "additional_kwargs": {}, "blocks": blocks}, _MESSAGE_FIELDS)
+        """Make the message, unvalidated as the put has done that; each call makes a new one."""
+        blocks: list[ContentBlock] = []
+        for text in self.texts:
+            block = object.__new__(TextBlock)
+            fields = block.__dict__
+            fields["block_type"], fields["text"] = "text", text
+            _complete(block, TEXT_FIELDS)
+            blocks.append(block)
+        made = object.__new__(ChatMessage)
+        fields = made.__dict__
+        fields["role"], fields["additional_kwargs"], fields["blocks"] = self.role, {}, blocks
+        _complete(made, _MESSAGE_FIELDS)
+        return made
 
 
 Source = PlainText | ChatMessage
@@ -64,12 +77,22 @@ def calls_tool(message: ChatMessage) -> bool:
     )
 
 
-def _bare(model: type[M], fields: dict[str, Any], names: set[str]) -> M:
-    # As pydantic's own copy does: the put has validated these fields. The set of names is shared, as it already
-    # holds all that could ever be added to it.
-    made = model.__new__(model)
-    _set(made, "__dict__", fields)
-    _set(made, "__pydantic_fields_set__", names)
-    _set(made, "__pydantic_extra__", None)
-    _set(made, "__pydantic_private__", None)
-    return made
+def _complete(model: BaseModel, names: set[str]) -> None:
+    _set_fields(model, names)  # shared: it holds all that could ever be added to it
+    _set_extra(model, None)
+    _set_private(model, None)
+
+
+@contextlib.contextmanager
+def many_objects() -> Iterator[None]:
+    """Make thousands of objects without the cyclic collector looking through them again and again.
+
+    None of them is garbage yet; for 1 000 messages the collector took 7 ms of 10. It runs again afterwards.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

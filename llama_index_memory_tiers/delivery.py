@@ -33,7 +33,6 @@ class _Worker:
     """A session's background task on its loop."""
 
     loop: asyncio.AbstractEventLoop
-    task: asyncio.Task[None] | None = None
     silent_seconds: float = 0.0
     again: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -84,6 +83,8 @@ class Delivery:
         self._claim_seconds = claim_seconds
         self._agent_id = agent_id
         self._workers: dict[Key, _Worker] = {}
+        # Of all loops, as a session's worker on one may be replaced by one on another.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._cut: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._drained: OrderedDict[str, None] = OrderedDict()
@@ -113,8 +114,9 @@ class Delivery:
             worker.again.set()
             return
         worker = self._workers[key] = _Worker(loop, silent_seconds=silent_seconds)
-        worker.task = loop.create_task(self._run(key, worker))
-        worker.task.add_done_callback(lambda done: self._ended(key, worker, done))
+        task = loop.create_task(self._run(key, worker))
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._ended(key, worker, done))
 
     def _wind_timer(self, key: Key, loop: asyncio.AbstractEventLoop, silent_seconds: float) -> None:
         old = self._timers.pop(key, None)
@@ -133,6 +135,7 @@ class Delivery:
         return [consumer.idle_seconds for consumer in self._consumers if "idle" in consumer.absorb_on]
 
     def _ended(self, key: Key, worker: _Worker, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if self._workers.get(key) is worker:
             del self._workers[key]
         if task.cancelled() or isinstance(task.exception(), StorageClosedError):
@@ -183,9 +186,10 @@ class Delivery:
             self._drained.popitem(last=False)
         key = (user_id, "")
         loop = asyncio.get_running_loop()
-        worker = self._workers[key] = _Worker(loop)
-        worker.task = loop.create_task(self._drain(user_id))
-        worker.task.add_done_callback(lambda done: self._drain_ended(key, done))
+        self._workers[key] = _Worker(loop)
+        task = loop.create_task(self._drain(user_id))
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._drain_ended(key, done))
 
     async def freshen(self, key: Key) -> None:
         """Absorb what could not be recalled else: what other sessions said a moment ago, what has just left the window.
@@ -207,6 +211,7 @@ class Delivery:
             await self._deliver(session, Due(to_head=session.session_id != asking), slow)
 
     def _drain_ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         self._workers.pop(key, None)
         if task.cancelled() or isinstance(task.exception(), StorageClosedError):
             self._drained.pop(key[0], None)
@@ -340,14 +345,17 @@ class Delivery:
         return max(0, now.head_seq - cursor.pos) if cursor is not None and now is not None else 0
 
     async def aclose(self) -> None:
-        """Stop background work of this loop; what it had claimed is given back, nothing is lost."""
+        """Stop background work; what it had claimed is given back, nothing is lost."""
         self._closed = True
         here = asyncio.get_running_loop()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        tasks = [worker.task for worker in self._workers.values() if worker.loop is here and worker.task is not None]
-        for task in tasks:
+        mine = [task for task in self._tasks if task.get_loop() is here]
+        for task in mine:
             task.cancel()
+        for task in self._tasks.difference(mine):
+            if not task.get_loop().is_closed():
+                task.get_loop().call_soon_threadsafe(task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*mine, return_exceptions=True)

@@ -519,11 +519,10 @@ class TieredMemory(Memory):
         await self._shared.delivery.catch_up(self._key)
         self._shared.delivery.drain_once(self.user_id or "")
         await self._shared.delivery.freshen(self._key)
+        raw = self._shared.raw.get(self._key, {})
         return make_request(
             self.scope,
-            await self._window.read(),
-            self._shared.counter,
-            raw=self._shared.raw.get(self._key, {}),
+            self._shared.contexts.views.of(await self._window.read(), raw),
             asked=asked,
             messages=messages,
             limit=max(0, self.token_limit - self.reserve_tokens - initial_token_count),

@@ -19,6 +19,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index_memory_tiers import Storage
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
 from llama_index_memory_tiers.storage.schema import build_tables
+from llama_index_memory_tiers.testing import WordLlamaEmbedding
 
 pytest.register_assert_rewrite("llama_index_memory_tiers.testing.contracts")
 
@@ -183,40 +184,7 @@ def storage(make_storage: MakeStorage, storage_kind: str) -> Storage:
 # --- models ---------------------------------------------------------------------------------------------------
 
 
-class WordLlamaEmbedding(BaseEmbedding):
-    """A small static embedding whose weights are inside its wheel: 256 dimensions, English first."""
-
-    model_name: str = "wordllama-256"
-    _model: Any = None
-
-    def _rows(self, texts: list[str]) -> list[list[float]]:
-        return [[float(x) for x in row] for row in self._model.embed(texts, norm=True)]
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return self._rows([text])[0]
-
-    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return self._rows(texts)
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return self._rows([query])[0]
-
-    async def _aget_text_embedding(self, text: str) -> list[float]:
-        return self._rows([text])[0]
-
-    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return self._rows(texts)
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._rows([query])[0]
-
-
 @pytest.fixture(scope="session")
 def wordllama_model() -> BaseEmbedding:
     """An embedding model that knows what words mean, and needs no network."""
-    import wordllama  # noqa: PLC0415  # takes a second to import
-
-    model = WordLlamaEmbedding()
-    # The wheel keeps its files beside the module; the loader looks elsewhere unless it is told.
-    model._model = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
-    return model
+    return WordLlamaEmbedding()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -270,7 +271,7 @@ async def test_a_failing_block_fails_no_put_and_loses_nothing(make: Make, delive
 
 async def test_a_failing_block_does_not_hold_up_its_siblings(make: Make) -> None:
     good, bad = RecordingBlock(name="Good"), RecordingBlock(name="Bad", on_prepare=Outage())
-    memory = make(good, bad, delivery="background")
+    memory = make(good, bad, delivery="background", user_id=None)
     await memory.aput_messages(turn(0))
     await until(lambda: len(good.batches) == 1, what="the first turn")
     await asyncio.sleep(0.05)  # the failing one is pausing now
@@ -566,6 +567,26 @@ async def test_closing_calls_no_model_unless_asked(make: Make) -> None:
     again = make(block)
     await again.aclose(flush=True)
     assert [len(batch) for batch in block.batches] == [2]
+
+
+async def test_closing_stops_the_background_work_of_other_loops_as_well(make: Make) -> None:
+    started: list[int] = []
+
+    async def slow(_: object) -> None:
+        started.append(threading.get_ident())
+        await asyncio.sleep(0.05)
+
+    memory = make(RecordingBlock(on_prepare=slow, batch_tokens=1), delivery="background")
+    many = [message for number in range(20) for message in turn(number)]
+    await memory.aput_messages(many)
+    # From a script's thread, whose work goes on in a loop of its own.
+    await asyncio.to_thread(memory.for_session("other").put_messages, many)
+    await until(lambda: len(set(started)) == 2, what="both loops at work")
+    await memory.aclose()
+    await until(lambda: not memory._shared.delivery._tasks, what="the end of both")
+    count = len(started)
+    await asyncio.sleep(0.2)
+    assert len(started) == count < 80
 
 
 # --- blocks that come later, change their names, or are not ours ----------------------------------------------

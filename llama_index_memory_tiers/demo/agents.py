@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from importlib import import_module
 from importlib.util import find_spec
 from operator import add, mul, sub, truediv
 from typing import Any
@@ -53,14 +54,14 @@ def make_llm(address: str | None) -> FunctionCallingLLM:
             remedy="Write LLM=http://localhost:8000/v1, or LLM=http://localhost:8000/v1#model-name.",
         )
     try:
-        from llama_index.llms.openai_like import OpenAILike  # noqa: PLC0415  # optional
+        client = import_module("llama_index.llms.openai_like")
     except ImportError:
         raise MissingExtraError(
             f"LLM={shown_address(address)!r} was given, but its client is not installed.",
             allowed="OpenAI-compatible servers are reached through llama-index-llms-openai-like.",
             remedy="Run: .venv/bin/python -m pip install llama-index-llms-openai-like",
         ) from None
-    made: FunctionCallingLLM = OpenAILike(
+    made: FunctionCallingLLM = client.OpenAILike(
         model=parts.fragment or os.environ.get("OPENAI_MODEL", "default"),
         api_base=urlunsplit(parts._replace(fragment="")),
         api_key=os.environ.get("OPENAI_API_KEY", "none"),
@@ -225,7 +226,7 @@ async def run_agent(agent: FunctionAgent, memory: Memory | None, text: str) -> H
             context = tuple(event.input)
         elif isinstance(event, AgentToolResult):
             tools.append(event.tool_name)
-    result = await handler
+    result: Any = await handler
     return Heard(context or (), result.response.content or "", tuple(tools))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -113,10 +114,16 @@ class Stock:
 
     async def live(self, chat: Chat) -> None:
         """Live through the whole chat."""
+        # Its store asks for payload indexes, which Qdrant's local mode does not have.
+        warnings.filterwarnings("ignore", message="Payload indexes have no effect in the local Qdrant")
         for user in chat.users:
             memory = self._memory(user)
+
+            async def put(line: Line, memory: Memory = memory) -> None:
+                await memory.aput(as_message(line))
+
             for lines in chat.sessions(user):
-                await replay(lines, self._agent, memory, self._clock, lambda line, to=memory: to.aput(as_message(line)))
+                await replay(lines, self._agent, memory, self._clock, put)
 
     async def ask(self, question: Question) -> Heard:
         """Answer a question in the user's session, which then is as it was before: no question helps the next."""

@@ -107,20 +107,28 @@ async def kill_in_delivery(command: Sequence[str], *, after: int) -> tuple[list[
 
     Returns:
         The numbers that were acknowledged, and the exit code.
+
+    Raises:
+        RuntimeError: The child ended before it was killed.
     """
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert child.stdout is not None  # noqa: S101  # a pipe, as asked
     acknowledged: list[int] = []
+    killed = False
     async for line in child.stdout:
         if line.strip() != b"embedding":
             acknowledged.append(int(line))
         elif len(acknowledged) >= after:
             child.kill()
+            killed = True
             break
     # What stood in the pipe had been acknowledged too; a line that was cut off had not.
     rest = (await child.stdout.read()).split(b"\n")[:-1]
     acknowledged += [int(line) for line in rest if line != b"embedding"]
-    return acknowledged, await child.wait()
+    exit_code = await child.wait()
+    if not killed:
+        raise RuntimeError(f"The process that was to be killed ended by itself, with {exit_code}.")
+    return acknowledged, exit_code
 
 
 async def crash(folder: Path, *, after: int = MESSAGES) -> Crash:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -85,13 +85,13 @@ def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
     except (ValueError, TypeError):
         parsed = None
     if parsed is None or len(parsed) != len(data):  # a row is damaged, perhaps by holding more than one value
-        return [_attempt(lambda text=text: decode_source(json.loads(text))) for text in data]
-    return [_attempt(lambda fields=fields: decode_source(fields)) for fields in parsed]
+        return [_attempt(text) for text in data]
+    return [_attempt(fields) for fields in parsed]
 
 
-def _attempt(decode: Callable[[], Source]) -> Source | Exception:
+def _attempt(given: Any) -> Source | Exception:
     try:
-        return decode()
+        return decode_source(given if isinstance(given, dict) else json.loads(given))
     except Exception as error:  # noqa: BLE001  # pydantic, json and base64 each raise their own
         return error
 

@@ -13,7 +13,7 @@ from sqlalchemy import String, and_, bindparam, case, cast, func, insert, litera
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llama_index_memory_tiers.copies import Source
+from llama_index_memory_tiers.copies import Source, many_objects
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.storage import codec
@@ -691,6 +691,11 @@ def decode_rows(rows: Sequence[Any], session_of: Callable[[Any], tuple[int, str]
     Returns:
         The message of each row, or what is wrong with it.
     """
+    with many_objects():
+        return _decoded(rows, session_of)
+
+
+def _decoded(rows: Sequence[Any], session_of: Callable[[Any], tuple[int, str]]) -> list[StoredMessage | Exception]:
     sources = codec.decode_sources([row.data for row in rows])
     return [
         source if isinstance(source, Exception) else _stored(row, source, *session_of(row))
