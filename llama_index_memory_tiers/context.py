@@ -23,7 +23,6 @@ from llama_index_memory_tiers.budget import (
     Row,
     TokenCounter,
     WindowPlan,
-    plan_window,
     section_text,
 )
 from llama_index_memory_tiers.copies import PlainText, Source, clone, many_objects
