@@ -1,10 +1,42 @@
 """Long-term, tiered memory for LlamaIndex agents: durable, scoped, inside its token budget."""
 
-from llama_index_memory_tiers.blocks import StaticMemoryBlock, TieredMemoryBlock, VectorMemoryBlock
+from llama_index_memory_tiers.blocks import (
+    FactExtractionMemoryBlock,
+    StaticMemoryBlock,
+    TieredMemoryBlock,
+    VectorMemoryBlock,
+)
+from llama_index_memory_tiers.errors import (
+    BudgetError,
+    ConfigurationError,
+    InvalidMessageError,
+    MemoryTiersError,
+    StorageError,
+)
+from llama_index_memory_tiers.events import ContextReport, FlushReport
 from llama_index_memory_tiers.memory import TieredMemory
+from llama_index_memory_tiers.records import StoredMessage
+from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 
 __version__ = "0.1.0"
 
-__all__ = ["StaticMemoryBlock", "Storage", "TieredChatStore", "TieredMemory", "TieredMemoryBlock", "VectorMemoryBlock"]
+__all__ = [
+    "BudgetError",
+    "ConfigurationError",
+    "ContextReport",
+    "FactExtractionMemoryBlock",
+    "FlushReport",
+    "InvalidMessageError",
+    "MemoryTiersError",
+    "Redactor",
+    "StaticMemoryBlock",
+    "Storage",
+    "StorageError",
+    "StoredMessage",
+    "TieredChatStore",
+    "TieredMemory",
+    "TieredMemoryBlock",
+    "VectorMemoryBlock",
+]

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
+from doubles import BadContentError, RecordingBlock
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.instrumentation import get_dispatcher
@@ -26,7 +27,6 @@ from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.errors import MemoryTiersError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.storage import IndexQuery, OwnerReader, owner_key
-from tests.doubles import BadContentError, RecordingBlock
 
 MARK = re.compile(r"mark\d{4}z")
 

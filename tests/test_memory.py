@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign import DictStore
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock
 from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod
 from llama_index.core.prompts import RichPromptTemplate
-from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
+from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_tiers import StaticMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.errors import BudgetError, ConfigurationError
@@ -581,64 +582,6 @@ async def test_recalled_text_that_comes_back_as_history_is_not_stored_again() ->
 
 
 # --- a chat store of the user's own ----------------------------------------------------------------------------
-
-
-class DictStore(AsyncDBChatStore):
-    """The least that a custom chat store needs: a dict of lists."""
-
-    active: dict[str, list[ChatMessage]] = {}
-    old: dict[str, list[ChatMessage]] = {}
-
-    def _rows(self, key: str, status: MessageStatus | None) -> list[ChatMessage]:
-        if status is None:
-            return [*self.old.get(key, []), *self.active.get(key, [])]
-        return (self.active if status is MessageStatus.ACTIVE else self.old).setdefault(key, [])
-
-    async def get_messages(
-        self,
-        key: str,
-        status: MessageStatus | None = MessageStatus.ACTIVE,
-        limit: int | None = None,
-        offset: int | None = None,
-    ) -> list[ChatMessage]:
-        first = offset or 0
-        return self._rows(key, status)[first : None if limit is None else first + limit]
-
-    async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
-        return len(self._rows(key, status))
-
-    async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
-        self._rows(key, status).append(message)
-
-    async def add_messages(
-        self, key: str, messages: list[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
-    ) -> None:
-        self._rows(key, status).extend(messages)
-
-    async def set_messages(
-        self, key: str, messages: list[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
-    ) -> None:
-        self._rows(key, status)[:] = messages
-
-    async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
-        return self._rows(key, MessageStatus.ACTIVE).pop(idx)
-
-    async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
-        for one in (MessageStatus.ACTIVE, MessageStatus.ARCHIVED) if status is None else (status,):
-            self._rows(key, one).clear()
-
-    async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
-        rows = self._rows(key, MessageStatus.ACTIVE)
-        gone, rows[:] = rows[:n], rows[n:]
-        return gone
-
-    async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
-        gone = await self.delete_oldest_messages(key, n)
-        self._rows(key, MessageStatus.ARCHIVED).extend(gone)
-        return gone
-
-    async def get_keys(self) -> list[str]:
-        return sorted({*self.active, *self.old})
 
 
 async def test_a_store_of_the_users_own_keeps_the_window() -> None:

@@ -18,8 +18,18 @@ PACKAGE = Path(inspect.getfile(llama_index_memory_tiers)).parent
 PROJECT = PACKAGE.parent
 
 PUBLIC = [
+    "BudgetError",
+    "ConfigurationError",
+    "ContextReport",
+    "FactExtractionMemoryBlock",
+    "FlushReport",
+    "InvalidMessageError",
+    "MemoryTiersError",
+    "Redactor",
     "StaticMemoryBlock",
     "Storage",
+    "StorageError",
+    "StoredMessage",
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",

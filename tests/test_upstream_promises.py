@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign import ListStore, Says
 from llama_index.core.base.llms.types import (
     AudioBlock,
     ChatMessage,
@@ -29,10 +30,8 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import RichPromptTemplate
-from llama_index.core.schema import BaseNode, NodeWithScore, TextNode
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
-from pydantic import Field
 
 from llama_index_memory_tiers import StaticMemoryBlock, TieredChatStore, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.errors import ConfigurationError
@@ -175,18 +174,6 @@ async def test_reset_keeps_what_blocks_have_learnt_as_only_a_forget_takes_it(mak
 
 
 # --- blocks of other people ------------------------------------------------------------------------------------
-
-
-class Says(BaseMemoryBlock[Any]):
-    """Answers with what it was given."""
-
-    content: Any = None
-
-    async def _aget(self, messages: list[ChatMessage] | None = None, **kwargs: Any) -> Any:
-        return kwargs["shade"] if "shade" in kwargs else self.content
-
-    async def _aput(self, messages: list[ChatMessage]) -> None:
-        pass
 
 
 class CutsLast(Says):
@@ -360,33 +347,6 @@ async def test_a_static_block_says_the_same_whatever_it_is_told() -> None:
 
 
 # --- the vector block, by itself and with a store --------------------------------------------------------------
-
-
-class ListStore(BasePydanticVectorStore):
-    """A vector store that finds everything, in the order in which it came."""
-
-    stores_text: bool = True
-    is_embedding_query: bool = True
-    kept: dict[str, BaseNode] = Field(default_factory=dict)
-    asked: list[Any] = Field(default_factory=list)
-    scores: bool = True
-
-    @property
-    def client(self) -> Any:
-        return self
-
-    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        self.kept.update({node.node_id: node for node in nodes})
-        return [node.node_id for node in nodes]
-
-    def delete(self, ref_doc_id: str, **kwargs: Any) -> None:
-        self.kept.pop(ref_doc_id, None)
-
-    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        self.asked.append(query)
-        nodes = list(self.kept.values())[: query.similarity_top_k]
-        scores = [0.9 - 0.1 * rank for rank in range(len(nodes))] if self.scores else None
-        return VectorStoreQueryResult(nodes=nodes, similarities=scores, ids=[node.node_id for node in nodes])
 
 
 class Shouts(BaseNodePostprocessor):

@@ -10,11 +10,19 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers.blocks.absorbing import Consumer
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
 from llama_index_memory_tiers.blocks.static import StaticMemoryBlock
 from llama_index_memory_tiers.blocks.vector import VectorMemoryBlock
 
-__all__ = ["Query", "StaticMemoryBlock", "TieredMemoryBlock", "VectorMemoryBlock", "consumers_of"]
+__all__ = [
+    "FactExtractionMemoryBlock",
+    "Query",
+    "StaticMemoryBlock",
+    "TieredMemoryBlock",
+    "VectorMemoryBlock",
+    "consumers_of",
+]
 
 
 def consumers_of(blocks: Sequence[BaseMemoryBlock[Any]]) -> list[Consumer]:
