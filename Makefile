@@ -29,7 +29,7 @@ test: check  ## everything that must hold
 	$(BIN)/pytest --nbmake notebooks -n 2 -p no:cacheprovider
 
 bench: $(VENV)/installed  ## speed and recall next to stock, in one run
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --postgres
 
 soak: $(VENV)/installed  ## the long form of the crash and concurrency tests
 	MEMORY_TIERS_SOAK=1 $(BIN)/pytest tests/test_crashes.py tests/test_concurrency.py -x

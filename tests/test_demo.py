@@ -308,6 +308,8 @@ def test_evidence_counts_when_its_whole_text_is_shown_whatever_was_escaped_or_fo
     assert evidence_share(shown, ["I like <b> tags and A &amp; B.", "Never said."]) == 0.5
     assert evidence_share(shown, ["I like <b> tags and A &amp; B, and C."]) == 0.0
     assert evidence_share((), ["Never said."]) == 0.0
+    assert evidence_share(shown, ["!"]) == 0.0
+    assert evidence_share(context("As it is: <b> &amp; c"), ["<b> &amp; c"]) == 1.0
     assert evidence_share(shown, []) == 0.0
 
 
@@ -347,6 +349,8 @@ def chat(tmp_path: Path) -> Chat:
     return read_chat(write(tmp_path / "chat.jsonl", LINES))
 
 
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")  # LlamaIndex's workflows
+@pytest.mark.filterwarnings("ignore:is_running called from within a step")  # LlamaIndex's own loop asks that
 async def test_two_parts_over_one_file_make_one_life_and_a_new_session_remembers_it(chat, tmp_path):
     database = tmp_path / "memory.db"
     parts = [await live_part(chat, database, QuotingLLM(), part=part, parts=2) for part in (0, 1)]

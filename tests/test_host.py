@@ -478,6 +478,8 @@ def echo(messages: Sequence[ChatMessage]) -> str:
 def made() -> Any:
     """Makes memories for the engines and closes them from synchronous code."""
     memories: list[TieredMemory] = []
+    loop = asyncio.new_event_loop()  # LlamaIndex's engines ask for one, and leave open what they get
+    asyncio.set_event_loop(loop)
 
     def new() -> TieredMemory:
         memories.append(
@@ -488,6 +490,8 @@ def made() -> Any:
     yield new
     for memory in memories:
         memory.close()
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 def wait_for(count: int, memory: TieredMemory) -> list[ChatMessage]:

@@ -28,6 +28,7 @@ from llama_index_memory_tiers.demo.contenders import (
     live_part,
     plain,
     score,
+    shown,
 )
 from llama_index_memory_tiers.demo.crash import MESSAGES, crash, put_until_killed
 from llama_index_memory_tiers.errors import MemoryTiersError
@@ -201,10 +202,10 @@ def _won(scores: dict[str, Score], language: str) -> list[Promise]:
     """Evidence is the memory's own work, so the margin is asked of it; the reply is also the model's."""
     ours = scores[Ours.name]
     others = [found for name, found in scores.items() if name != Ours.name]
-    shown = all(ours.evidence - other.evidence >= CLEARLY for other in others)
+    ahead = all(ours.evidence - other.evidence >= CLEARLY for other in others)
     right = all(ours.right > other.right for other in others)
     points = f"{_LANGUAGES[language]}: ours shows at least {CLEARLY * 100:.0f} points more of the evidence"
-    promises = [Promise(points, shown)]
+    promises = [Promise(points, ahead)]
     if ours.asked >= QUESTIONS:  # among ten, one lucky quote decides
         promises.append(Promise(f"{_LANGUAGES[language]}: ours gives more right answers", right))
     return promises
@@ -236,8 +237,8 @@ async def act_stranger(stage: Stage) -> list[Promise]:
     if asked is None or stage.ours is None:
         return []
     run = await stage.ours.ask(Question("a stranger", asked.text))
-    shown = plain("\n".join(message.content or "" for message in run.context)).replace(plain(asked.text), "")
-    leaked = [line for line in stage.chat.lines if len(line.text) >= _SHORT and plain(line.text) in shown]
+    text = shown(run.context).replace(plain(asked.text), "")
+    leaked = [line for line in stage.chat.lines if len(line.text) >= _SHORT and plain(line.text) in text]
     say(f"\n4. Another user asks: {asked.text}\n   Answer: {run.reply}")
     return [Promise("nothing of anybody else's is in a stranger's context", not leaked)]
 

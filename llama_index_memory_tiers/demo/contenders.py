@@ -20,6 +20,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.memory import Memory
 from llama_index.core.memory import StaticMemoryBlock as CoreStaticMemoryBlock
 from llama_index.core.memory import VectorMemoryBlock as CoreVectorMemoryBlock
+from llama_index.core.schema import TextNode
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.utils import get_tokenizer
 from pydantic import PrivateAttr
@@ -116,6 +117,7 @@ class Stock:
         """Live through the whole chat."""
         # Its store asks for payload indexes, which Qdrant's local mode does not have.
         warnings.filterwarnings("ignore", message="Payload indexes have no effect in the local Qdrant")
+        await self._make_collection()
         for user in chat.users:
             memory = self._memory(user)
 
@@ -124,6 +126,12 @@ class Stock:
 
             for lines in chat.sessions(user):
                 await replay(lines, self._agent, memory, self._clock, put)
+
+    async def _make_collection(self) -> None:
+        """The first node makes it; a chat so short that nothing is flushed would be asked without one."""
+        node = TextNode(text="first", embedding=await self._embed_model.aget_text_embedding("first"))
+        await self._store.async_add([node])
+        await self._store.adelete_nodes([node.node_id])
 
     async def ask(self, question: Question) -> Heard:
         """Answer a question in the user's session, which then is as it was before: no question helps the next."""
@@ -311,28 +319,34 @@ _END = "。.！! "
 
 
 def plain(text: str) -> str:
-    """A text as it is compared: without escapes, without differences in blanks and case."""
-    return _SPACE.sub(" ", html.unescape(text)).strip().casefold()
+    """A text as it is compared: without differences in blanks and case."""
+    return _SPACE.sub(" ", text).strip().casefold()
+
+
+def shown(context: Sequence[ChatMessage]) -> str:
+    """What a context says, to be compared: as it is, as stock writes it, and without our escapes."""
+    text = "\n".join(message.content or "" for message in context)
+    return plain(f"{text}\n{html.unescape(text)}")
 
 
 def evidence_share(context: Sequence[ChatMessage], evidence: Sequence[str]) -> float:
     """Share, 0 to 1, of the evidence messages whose whole text stands in a context; 0 without evidence."""
-    if not evidence:
-        return 0.0
-    shown = plain("\n".join(message.content or "" for message in context))
-    return sum(plain(text).rstrip(_END) in shown for text in evidence) / len(evidence)
+    text = shown(context)
+    return sum(_holds(text, each) for each in evidence) / len(evidence) if evidence else 0.0
 
 
 def answered(reply: str, answer: str, evidence: Sequence[str]) -> bool:
     """Whether a reply holds the expected answer, as words, or the text of an evidence message."""
     said = plain(reply)
-    if any(plain(text).rstrip(_END) in said for text in evidence):
+    if any(_holds(said, each) for each in evidence):
         return True
     wanted = plain(answer).rstrip(_END)
-    if not wanted:
-        return False
-    edges = (r"(?<![a-z0-9])", r"(?![a-z0-9])")
-    return re.search(f"{edges[0]}{re.escape(wanted)}{edges[1]}", said) is not None
+    return bool(wanted) and re.search(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9])", said) is not None
+
+
+def _holds(text: str, said: str) -> bool:
+    wanted = plain(said).rstrip(_END)
+    return bool(wanted) and wanted in text
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ def turns_of(rows):
 
 @pytest.mark.parametrize("renderer", RENDERS)
 @pytest.mark.parametrize("name", COUNTERS)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_a_context_is_within_its_limit_whole_where_it_must_be_and_maximal(name, renderer, data):
     counter, write = COUNTERS[name], RENDERS[renderer]
@@ -214,7 +214,7 @@ def test_a_context_is_within_its_limit_whole_where_it_must_be_and_maximal(name, 
         assert not missing or total(counter, write, more) > limit
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_what_is_kept_and_left_out_is_everything_once(data):
     counter = COUNTERS["words"]
@@ -227,7 +227,7 @@ def test_what_is_kept_and_left_out_is_everything_once(data):
     assert sorted(kept + out) == sorted(id(item) for part in offered for item in part.items)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_an_oversize_newest_turn_loses_its_oldest_messages_first(data):
     counter = COUNTERS["words"]
@@ -244,7 +244,7 @@ def test_an_oversize_newest_turn_loses_its_oldest_messages_first(data):
     assert len(after) % 2 == 0
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(messages=windows(), data=st.data())
 def test_a_flush_keeps_what_must_stay_and_gets_within_the_limit(messages, data):
     counter = COUNTERS["words"]
@@ -269,7 +269,7 @@ def test_a_flush_keeps_what_must_stay_and_gets_within_the_limit(messages, data):
         assert moved == ()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=2, max_size=30),
     limit=st.integers(50, 300),
@@ -286,7 +286,7 @@ def test_a_flush_moves_the_turns_nearest_to_the_flush_size(sizes, limit, size):
     assert abs(amount - size) <= abs(amount + sizes[len(moved)] - size)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(st.text(st.sampled_from("aB1 </\n\t.,'字é-|>"), max_size=12), max_size=12).map("\n".join))
 def test_lines_of_a_text_count_like_the_text(text):
     counter = COUNTERS["tiktoken"]
@@ -295,7 +295,7 @@ def test_lines_of_a_text_count_like_the_text(text):
     assert sum(map(counter.text, pieces)) == counter.text(text)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_what_was_recalled_is_taken_out_again_exactly(data):
     counter = COUNTERS["words"]

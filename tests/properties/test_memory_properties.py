@@ -205,6 +205,8 @@ class World:
             await self.session(step.session).aflush()
         elif step.kind == "fail":
             self.failures.left += step.size
+            for _ in range(step.size // 2):  # nine tries at one message make it a dead letter
+                await self.session(step.session).aflush()
         elif step.kind == "mute":
             self.moody.mute = not self.moody.mute
         elif step.kind == "reopen":
