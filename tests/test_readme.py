@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md"]
+PAGES = ["README.md", "README.zh-CN.md"]
 SNIPPETS = [
     pytest.param(code, id=f"{page}-{number}")
     for page in PAGES
