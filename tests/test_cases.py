@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,10 @@ def texts(messages: Sequence[Any]) -> list[str]:
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["children.cases"])
+with pytest.MonkeyPatch.context() as patch:
+    # Before Python 3.13 the server does not get our sys.path, and children would import everything each.
+    patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    forkserver.ensure_running()
 Place = tuple[str, "str | None"]
 
 

@@ -441,7 +441,7 @@ async def test_closing_gives_claims_back(make: Make) -> None:
     assert tuple(row) == (0, None, 0)
 
 
-@pytest.mark.parametrize("steps", range(0, 40, 3))
+@pytest.mark.parametrize("steps", range(0, 40, 5))
 async def test_closing_at_any_moment_leaves_no_claim_behind(make: Make, steps: int) -> None:
     memory = make(RecordingBlock(on_prepare=Gate()), delivery="background")
     await memory.aput_messages(turn(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index_memory_tiers import StaticMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.records import Batch
 
+SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
 IMAGE_TOKENS = 7
 SESSIONS = ("red", "green", "blue")
 
@@ -205,7 +207,7 @@ class World:
             await self.session(step.session).aflush()
         elif step.kind == "fail":
             self.failures.left += step.size
-            for _ in range(step.size // 2):  # nine tries at one message make it a dead letter
+            for _ in range(step.size // 2):  # eight tries at one message make it a dead letter
                 await self.session(step.session).aflush()
         elif step.kind == "mute":
             self.moody.mute = not self.moody.mute
@@ -274,7 +276,7 @@ async def live(history: Sequence[Step], setting: Setting) -> None:
         await world.close()
 
 
-@settings(max_examples=25)
+@settings(max_examples=400 if SOAK else 20)
 @given(history=st.lists(steps, min_size=5, max_size=40), setting=made_settings)
 def test_any_history_keeps_its_budget_its_turns_and_every_message(history: list[Step], setting: Setting) -> None:
     asyncio.run(live(history, setting))
