@@ -886,9 +886,10 @@ class Packer:
             # Twice popped means that adding it made room for what then left none: leave it out for good.
             if self._popped.get(claim, 0) > 1:
                 continue
-            # A template of the user's frames sections in its own way: count on no frame at all.
+            # A template of the user's frames sections in its own way and may leave media out. Whole parts are
+            # few: they are always tried.
             least = self._cost(claim) - (0 if trusted else self._frame(claim))
-            if least > self._limit - total + slack:
+            if claim.piece >= 0 and least > self._limit - total + slack:
                 continue
             self._add(claim)
             if self._measure() <= self._limit:

@@ -408,18 +408,23 @@ class ContextBuilder:
 
     async def _cut_to_fit(self, block: BaseMemoryBlock[Any], part: Part, room: int) -> Part | None:
         """Let a foreign block cut its own content; `None` when it need not or does not."""
-        content: Any = list(part.messages or part.blocks)
-        size = self._size(content)
-        if not content or size <= room:
-            return None
-        if len(content) == 1 and isinstance(content[0], TextBlock):
-            content = content[0].text
-        try:
-            left = await block.atruncate(copy.copy(content), size - room)
-        except Exception as error:  # noqa: BLE001  # a foreign block may raise anything
-            emit(BlockFailed(block=block.name, error=type(error).__name__))
-            return None
-        return replace(_foreign_part(block, left), stable=part.stable) if left else None
+        cut: Part | None = None
+        content: list[Any] = list(part.messages or part.blocks)
+        # A block may cut too little: it is asked again while that makes its content smaller.
+        while content and (size := self._size(content)) > room:
+            alone = len(content) == 1 and isinstance(content[0], TextBlock)
+            try:
+                left = await block.atruncate(content[0].text if alone else copy.copy(content), size - room)
+                cut = _foreign_part(block, left) if left else None
+            except Exception as error:  # noqa: BLE001  # a foreign block may raise anything
+                emit(BlockFailed(block=block.name, error=type(error).__name__))
+                return None
+            if cut is None:
+                return None
+            content = list(cut.messages or cut.blocks)
+            if self._size(content) >= size:
+                return None
+        return cut if cut is None else replace(cut, stable=part.stable)
 
     def _size(self, content: Sequence[Any]) -> int:
         if content and isinstance(content[0], ChatMessage):

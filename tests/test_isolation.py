@@ -19,8 +19,8 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryResult
-from pydantic import PrivateAttr
-from sqlalchemy import text
+from pydantic import Field, PrivateAttr
+from sqlalchemy import func, select, text
 
 from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
@@ -307,7 +307,7 @@ async def test_each_leg_of_a_search_alone_finds_no_foreign_row(
 
 async def test_ids_of_another_owner_are_dropped_whoever_offers_them(storage: Storage) -> None:
     """A stale or wrong index can name what it likes: text comes from SQL, of this owner only."""
-    alice, bob = await two_owners(storage, None)
+    await two_owners(storage, None)
     query = IndexQuery(text="password", now=storage.clock())
     hits = await storage.records.search("u:bob", "", query)
     assert hits
@@ -376,7 +376,7 @@ SECRET = "mark9999z, the plans for Tuesday"
 
 
 class Handler(BaseEventHandler):
-    seen: list[Any] = []
+    seen: list[Any] = Field(default_factory=list)
 
     @classmethod
     def class_name(cls) -> str:
@@ -388,7 +388,7 @@ class Handler(BaseEventHandler):
 
 @pytest.fixture
 def events() -> Iterator[list[Any]]:
-    dispatcher, handler = get_dispatcher("llama_index_memory_tiers"), Handler(seen=[])
+    dispatcher, handler = get_dispatcher("llama_index_memory_tiers"), Handler()
     dispatcher.add_event_handler(handler)
     yield handler.seen
     dispatcher.event_handlers.remove(handler)
@@ -444,9 +444,10 @@ async def damage_newest(storage: Storage) -> None:
     """Cut the newest row in its text, as a half-restored backup would."""
 
     async def work(connection: Any) -> None:
-        table = storage.log._m.fullname
+        table = storage.log._m
+        newest = select(func.max(table.c.seq)).scalar_subquery()
         await connection.execute(
-            text(f"UPDATE {table} SET data = :data WHERE seq = (SELECT max(seq) FROM {table})"),
+            table.update().where(table.c.seq == newest),
             {
                 "data": json.dumps(
                     {"role": "user", "additional_kwargs": {}, "blocks": [{"block_type": "txt", "text": SECRET}]}

@@ -420,6 +420,10 @@ async def test_returned_messages_are_the_callers_to_change() -> None:
 # --- secrets ---------------------------------------------------------------------------------------------------
 
 
+def files_of(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.iterdir())
+
+
 async def test_a_key_is_there_in_the_running_turn_and_nowhere_else(tmp_path: Path) -> None:
     memory = TieredMemory(
         storage=tmp_path / "m.db", session_id="s", memory_blocks=[VectorMemoryBlock(embed_model=None)]
@@ -434,7 +438,7 @@ async def test_a_key_is_there_in_the_running_turn_and_nowhere_else(tmp_path: Pat
     assert KEY not in everything(await memory.aget())
     await memory.aflush()
     await memory.aclose()
-    assert KEY.encode() not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert KEY.encode() not in files_of(tmp_path)
 
 
 async def test_without_redaction_messages_are_kept_as_they_are() -> None:

@@ -19,6 +19,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from llama_index_memory_tiers.blocks.absorbing import Trigger, is_outage
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
 from llama_index_memory_tiers.extraction import (
@@ -243,7 +244,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         if model is None:
             return draft
         records = [*draft.new, *(one.record for one in draft.condensed)]
-        vectors = await model.aget_text_embedding_batch([record.text for record in records])
+        vectors = await embed_texts(model, [record.text for record in records])
         found = {
             record.id: replace(record, vector=tuple(vector), model=_model_name(model))
             for record, vector in zip(records, vectors, strict=True)
@@ -283,7 +284,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         model = self.embed_model
         vector = None
         if model is not None and query.text.strip():
-            vector = await model.aget_query_embedding(codec.storable(query.text))
+            vector = await embed_query(model, codec.storable(query.text))
         hits = await reader.search(
             IndexQuery(
                 text=query.text,

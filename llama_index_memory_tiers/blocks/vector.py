@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from llama_index.core.vector_stores.types import (
 from pydantic import Field, field_validator
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Record, StoredMessage
@@ -35,6 +37,8 @@ _KIND = "message"
 _RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.FUNCTION})
 # Embedding models read a few hundred words; the rest of a long message is found by BM25.
 _EMBEDDED_CHARACTERS = 8000
+# Larger batches are analysed and counted in a thread: 5 million characters take 1.5 s.
+_THREAD_CHARACTERS = 100_000
 # Candidates beyond what fits, so that packing has a choice of lengths.
 _SURPLUS = 1.3
 _MOST_HITS = 1000
@@ -88,19 +92,23 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         if not told:
             return None
         vectors = await self._embed([_dense_key(stored, text) for stored, text in told])
+        if sum(len(text) for _, text in told) > _THREAD_CHARACTERS:
+            measured = await asyncio.to_thread(_measured, told, counter)
+        else:
+            measured = _measured(told, counter)
         records = tuple(
             NewRecord(
                 id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.key}/{batch.sid}/{stored.seq}/{stored.id}")),
                 kind=_KIND,
                 said_at=stored.created_at,
                 sources=(stored.place,),
-                terms=_terms(stored, text),
+                terms=terms,
                 speaker=stored.meta.sent_from,
-                tokens=counter.text(_line(stored) + "\n"),
+                tokens=tokens,
                 vector=vector,
                 model=self._model,
             )
-            for (stored, text), vector in zip(told, vectors, strict=True)
+            for (stored, _), (terms, tokens), vector in zip(told, measured, vectors, strict=True)
         )
         if self.vector_store is not None:
             # Ids name the message, so that a repeated delivery overwrites; SQL decides what is recalled.
@@ -114,7 +122,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     async def _embed(self, texts: list[str]) -> list[tuple[float, ...] | None]:
         if self.embed_model is None:
             return [None] * len(texts)
-        return [tuple(row) for row in await self.embed_model.aget_text_embedding_batch(texts)]
+        return [tuple(row) for row in await embed_texts(self.embed_model, texts)]
 
     @property
     def _model(self) -> str:
@@ -164,7 +172,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         if self.embed_model is None:
             return None
         try:
-            return tuple(await self.embed_model.aget_query_embedding(text[:_EMBEDDED_CHARACTERS]))
+            return tuple(await embed_query(self.embed_model, text[:_EMBEDDED_CHARACTERS]))
         except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find messages
             emit(BlockFailed(session_id=query.scope.session_id, block=self.key, error=type(error).__name__))
             return None
@@ -198,8 +206,9 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         for hit in hits[: self.similarity_top_k]:
             if tokens > allowance * _SURPLUS:
                 break
-            tokens += hit.tokens
-            chosen.append(hit)
+            if hit.tokens <= allowance:  # a message that can never fit must not stand in the way of those that do
+                tokens += hit.tokens
+                chosen.append(hit)
         return chosen
 
     async def _postprocessed(
@@ -250,6 +259,11 @@ def _line(stored: StoredMessage) -> str:
     if stored.meta.sent_from:
         return f"{escape(stored.meta.sent_from)}: {text}"
     return f"<message role='{stored.role.value}'>{text}</message>"
+
+
+def _measured(told: Sequence[tuple[StoredMessage, str]], counter: TokenCounter) -> list[tuple[Mapping[str, int], int]]:
+    """What each message is found by, and the size of what will be shown."""
+    return [(_terms(stored, text), counter.text(_line(stored) + "\n")) for stored, text in told]
 
 
 def _dense_key(stored: StoredMessage, text: str) -> str:

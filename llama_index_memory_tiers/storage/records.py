@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,6 +35,8 @@ from llama_index_memory_tiers.storage.index import (
 )
 from llama_index_memory_tiers.storage.log import GONE, decode_rows
 from llama_index_memory_tiers.storage.schema import Tables
+
+_logger = logging.getLogger(__name__)
 
 # Rows of a catch-up per statement: keeps the loop free, as 2 000 rows take about 15 ms to convert.
 _PAGE_ROWS = 2000
@@ -161,7 +164,7 @@ class RecordStore:
     async def _records(self, connection: AsyncConnection, query: Any, values: Mapping[str, Any]) -> list[Record]:
         rows = (await connection.execute(query, values)).all()
         places = await self._sources(connection, [row.id for row in rows])
-        return [_record(row, places.get(row.id, ())) for row in rows]
+        return list(_readable(rows, places).values())
 
     async def _sources(self, connection: AsyncConnection, ids: Sequence[int]) -> dict[int, tuple[Place, ...]]:
         s = self._t.sources
@@ -394,7 +397,7 @@ class RecordStore:
         async def work(connection: AsyncConnection) -> dict[int, Record]:
             rows = (await connection.execute(query, {"now": self._now()})).all()
             places = await self._sources(connection, [row.id for row in rows])
-            return {row.id: _record(row, places.get(row.id, ())) for row in rows}
+            return _readable(rows, places)
 
         found = await self._database.read(work) if ids else {}
         return [found[number] for number in ids if number in found]
@@ -471,7 +474,25 @@ def _record(row: Any, sources: tuple[Place, ...]) -> Record:
     )
 
 
+def _readable(rows: Iterable[Any], places: Mapping[int, tuple[Place, ...]]) -> dict[int, Record]:
+    """Records by row; a damaged one must not hide the others."""
+    found = {}
+    for row in rows:
+        try:
+            found[row.id] = _record(row, places.get(row.id, ()))
+        except (ValueError, TypeError) as error:
+            _logger.error("damaged record skipped", extra={"record": row.uid, "error": type(error).__name__})  # noqa: TRY400  # its text quotes the row
+    return found
+
+
 def _index_row(row: Any) -> IndexRow:
+    terms, counts, vector = row.ids or b"", row.counts or b"", row.vec
+    if len(terms) % 4 or len(terms) != 2 * len(counts):
+        _logger.error("damaged terms skipped", extra={"record": row.id})
+        terms = counts = b""
+    if vector is not None and (not vector or len(vector) % 2):
+        _logger.error("damaged embedding skipped", extra={"record": row.id})
+        vector = None
     return IndexRow(
         id=row.id,
         rev=row.rev,
@@ -484,9 +505,9 @@ def _index_row(row: Any) -> IndexRow:
         seq=row.seq,
         speaker=row.speaker,
         tokens=row.tokens,
-        vector=row.vec,
-        terms=row.ids or b"",
-        counts=row.counts or b"",
+        vector=vector,
+        terms=terms,
+        counts=counts,
     )
 
 

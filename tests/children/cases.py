@@ -30,7 +30,7 @@ def run(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> 
     """Entry of a child: sends its result, or what went wrong."""
     try:
         pipe.send(("done", asyncio.run(function(*arguments))))
-    except BaseException:  # the test must see it
+    except BaseException:  # noqa: BLE001  # the test must see it
         pipe.send(("failed", traceback.format_exc()))
     pipe.close()
 
