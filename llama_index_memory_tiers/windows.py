@@ -14,7 +14,7 @@ from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.copies import clone
 from llama_index_memory_tiers.records import MessageMeta, Scope, StoredMessage
 from llama_index_memory_tiers.storage import Entry, Storage, Window, codec
-from llama_index_memory_tiers.storage.log import statuses_of
+from llama_index_memory_tiers.storage.rows import statuses_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from llama_index_memory_tiers.storage.adoption import adopt_stock_table
 from llama_index_memory_tiers.storage.cursors import Cursor, CursorStore, DeadLetter
 from llama_index_memory_tiers.storage.database import Address, Database, resolve_address, shown_url
 from llama_index_memory_tiers.storage.index import Hit, IndexCache, IndexQuery
-from llama_index_memory_tiers.storage.log import Entry, MessageLog, PutResult, Session, Window
+from llama_index_memory_tiers.storage.log import MessageLog
 from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
+from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
 from llama_index_memory_tiers.storage.schema import build_tables, checked_name, migrate
 
 __all__ = [

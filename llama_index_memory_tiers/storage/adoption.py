@@ -13,7 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
-from llama_index_memory_tiers.storage.log import ACTIVE, Entry, MessageLog
+from llama_index_memory_tiers.storage.log import MessageLog
+from llama_index_memory_tiers.storage.rows import ACTIVE, Entry
 
 _logger = logging.getLogger(__name__)
 

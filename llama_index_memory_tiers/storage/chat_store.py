@@ -11,7 +11,7 @@ from pydantic import ConfigDict, PrivateAttr
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope, StoredMessage
 from llama_index_memory_tiers.storage import Storage, codec
-from llama_index_memory_tiers.storage.log import ARCHIVED, GONE, Entry, statuses_of
+from llama_index_memory_tiers.storage.rows import ARCHIVED, GONE, Entry, statuses_of
 
 
 class TieredChatStore(AsyncDBChatStore):

@@ -4,123 +4,35 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llama_index.core.storage.chat_store.base_db import MessageStatus
 from sqlalchemy import String, and_, bindparam, case, cast, func, insert, literal, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llama_index_memory_tiers.copies import Source, many_objects
-from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import StoredMessage
-from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.storage.alignment import LogRow, plan_alignment
 from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.rows import (
+    ACTIVE,
+    ARCHIVED,
+    CLEARED,
+    GONE,
+    Entry,
+    PutResult,
+    Session,
+    Window,
+    decode_rows,
+)
 from llama_index_memory_tiers.storage.schema import Tables
 
 _logger = logging.getLogger(__name__)
 
-ACTIVE = MessageStatus.ACTIVE.value
-ARCHIVED = MessageStatus.ARCHIVED.value
-CLEARED = "cleared"  # out of the window and of the history by `areset`; still a source for recall
-GONE = "gone"  # forgotten: a tombstone keeps a late retry from bringing the text back
-
 CACHED_WINDOWS = 256
 _ALIGNED_ROWS = 1000  # how far back an alignment looks beyond twice the length of what is wanted
 _PARAMETERS = 500  # ids in one IN list; SQLite and asyncpg allow thousands
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A message on its way into the log.
-
-    Args:
-        uid: Public id, made before the first try, so that a repeated put is one put.
-        role: Its role.
-        tokens: Its size.
-        counter: Name of the counter that measured it.
-        created_at: When it was said, microseconds since 1970.
-        data: JSON of the message.
-        meta: JSON of its metadata, or `None`.
-    """
-
-    uid: str
-    role: str
-    tokens: int
-    counter: str
-    created_at: int
-    data: str
-    meta: str | None = None
-
-    @property
-    def hash(self) -> str:
-        """Name of the content."""
-        return codec.content_hash(self.data)
-
-
-@dataclass(frozen=True, slots=True)
-class PutResult:
-    """What a put found and made.
-
-    Args:
-        sid: Private row of the session.
-        head_seq: Newest sequence number.
-        active_tokens: Size of the window after the put.
-        stored: How many of the messages were new.
-    """
-
-    sid: int
-    head_seq: int
-    active_tokens: int
-    stored: int
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A session's row.
-
-    Args:
-        sid: Private row number, never used again after a deletion.
-        user_id: The person, or '' for none.
-        session_id: The conversation.
-        head_seq: Newest sequence number.
-        active_tokens: Size of the window.
-        window_rev: Rises with every change of the window other than an append.
-        last_put_at: When the newest message came, microseconds since 1970.
-    """
-
-    sid: int
-    user_id: str
-    session_id: str
-    head_seq: int
-    active_tokens: int
-    window_rev: int
-    last_put_at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The active messages of a session, oldest first.
-
-    Args:
-        sid: Private row; 0 when the session does not exist yet.
-        head_seq: Newest sequence number.
-        window_rev: See `Session`.
-        messages: Shared with the cache: copy before handing out.
-        counters: Counter's name of each message.
-        damaged: Sequence numbers of rows that could not be read.
-        owner_rev: Rises with every change of what is known about the user or in the session.
-    """
-
-    sid: int = 0
-    head_seq: int = 0
-    window_rev: int = 0
-    owner_rev: int = 0
-    messages: tuple[StoredMessage, ...] = ()
-    counters: tuple[str, ...] = ()
-    damaged: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -664,55 +576,6 @@ class MessageLog:
         return found, tuple(damaged)
 
 
-def statuses_of(status: MessageStatus | None) -> tuple[str, ...]:
-    """What LlamaIndex's status means here; `None` means active and archived.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
-    if status is None:
-        return ACTIVE, ARCHIVED
-    if not isinstance(status, MessageStatus):
-        raise ConfigurationError(
-            f"status={status!r:.100} was given.",
-            allowed="It is a MessageStatus, or None for active and archived messages.",
-            remedy="Pass MessageStatus.ACTIVE or MessageStatus.ARCHIVED, or leave it out.",
-        )
-    return (status.value,)
-
-
-def decode_rows(rows: Sequence[Any], session_of: Callable[[Any], tuple[int, str]]) -> list[StoredMessage | Exception]:
-    """Decode rows of messages.
-
-    Args:
-        rows: Each has uid, status, tokens, created_at, data, meta and seq.
-        session_of: Row → private row and public id of its session.
-
-    Returns:
-        The message of each row, or what is wrong with it.
-    """
-    with many_objects():
-        return _decoded(rows, session_of)
-
-
-def _decoded(rows: Sequence[Any], session_of: Callable[[Any], tuple[int, str]]) -> list[StoredMessage | Exception]:
-    sources = codec.decode_sources([row.data for row in rows])
-    return [
-        source if isinstance(source, Exception) else _stored(row, source, *session_of(row))
-        for row, source in zip(rows, sources, strict=True)
-    ]
-
-
-def _stored(row: Any, source: Source, sid: int, session_id: str) -> StoredMessage | Exception:
-    try:
-        meta = codec.decode_meta(row.meta)
-        created_at = codec.from_microseconds(row.created_at, meta.utc_offset_seconds)
-    except (ValueError, TypeError, OverflowError) as error:
-        return error
-    status = MessageStatus.ACTIVE if row.status == ACTIVE else MessageStatus.ARCHIVED
-    return StoredMessage(row.uid, source, status, created_at, row.tokens, meta, session_id, (sid, row.seq))
-
-
 def _rows(sid: int, first_seq: int, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return [
         {
@@ -730,72 +593,6 @@ def _rows(sid: int, first_seq: int, entries: Sequence[Entry]) -> list[dict[str, 
         }
         for seq, entry in enumerate(entries, first_seq)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class LogRow:
-    """What an alignment needs to know of a stored message."""
-
-    seq: int
-    active: bool
-    hash: str | None
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Alignment:
-    """How the window becomes what is wanted.
-
-    Args:
-        kept: So many of the wanted messages, from the first, are in the log already.
-        archive: Sequence numbers that leave the window.
-        restore: Sequence numbers that come back into it.
-    """
-
-    kept: int
-    archive: tuple[int, ...]
-    restore: tuple[int, ...]
-
-
-def plan_alignment(log: Sequence[LogRow], wanted: Sequence[str], *, room_tokens: int | None) -> Alignment:
-    """Find the wanted messages in the log, in order, up to the first that is new.
-
-    From the first new message on everything is appended, as sequence numbers only grow. A server that resends the
-    whole history every turn finds all of it, flushed or not, and its window is left alone; a history that replaces
-    the window brings archived messages back, the newest first, while there is room.
-
-    Args:
-        log: Active and archived messages, oldest first.
-        wanted: Content hashes of the wanted window, oldest first.
-        room_tokens: Size of the window in tokens; `None` means that it holds exactly what is wanted.
-
-    Returns:
-        The plan.
-    """
-    # What is in the window is preferred to older messages that say the same.
-    matched = max(_matched([row for row in log if row.active], wanted), _matched(log, wanted), key=len)
-    kept = {row.seq for row in matched}
-    dropped = tuple(row.seq for row in log if row.active and row.seq not in kept)
-    used = sum(row.tokens for row in matched if row.active)
-    restore: list[int] = []
-    if dropped or not used or room_tokens is None:
-        for row in reversed([row for row in matched if not row.active]):
-            used += row.tokens
-            if room_tokens is not None and used > room_tokens:
-                break
-            restore.append(row.seq)
-    return Alignment(len(matched), dropped, tuple(reversed(restore)))
-
-
-def _matched(rows: Iterable[LogRow], wanted: Sequence[str]) -> list[LogRow]:
-    matched: list[LogRow] = []
-    left = iter(rows)
-    for name in wanted:
-        found = next((row for row in left if row.hash == name), None)
-        if found is None:
-            break
-        matched.append(found)
-    return matched
 
 
 def _chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:

@@ -33,7 +33,7 @@ from llama_index_memory_tiers.storage.index import (
     encode_terms,
     encode_vector,
 )
-from llama_index_memory_tiers.storage.log import GONE, decode_rows
+from llama_index_memory_tiers.storage.rows import GONE, decode_rows
 from llama_index_memory_tiers.storage.schema import Tables
 
 _logger = logging.getLogger(__name__)

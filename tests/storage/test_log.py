@@ -20,7 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llama_index_memory_tiers import Storage
 from llama_index_memory_tiers.storage import Entry
 from llama_index_memory_tiers.storage import database as database_module
-from llama_index_memory_tiers.storage.log import ACTIVE, ARCHIVED, GONE, Alignment, LogRow, plan_alignment
+from llama_index_memory_tiers.storage.alignment import Alignment, LogRow, plan_alignment
+from llama_index_memory_tiers.storage.rows import ACTIVE, ARCHIVED, GONE
 
 MakeStorage = Callable[..., Storage]
 

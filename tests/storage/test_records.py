@@ -16,7 +16,7 @@ from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record, Scope
 from llama_index_memory_tiers.storage import Entry, Hit, IndexQuery, OwnerReader, owner_key
 from llama_index_memory_tiers.storage import records as records_module
-from llama_index_memory_tiers.storage.log import GONE
+from llama_index_memory_tiers.storage.rows import GONE
 from llama_index_memory_tiers.text import analyse
 
 MakeStorage = Callable[..., Storage]

@@ -1,0 +1,159 @@
+"""Rows of the log as values: a message on its way in, a session, a window, and rows decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+
+from llama_index_memory_tiers.copies import Source, many_objects
+from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.records import StoredMessage
+from llama_index_memory_tiers.storage import codec
+
+ACTIVE = MessageStatus.ACTIVE.value
+ARCHIVED = MessageStatus.ARCHIVED.value
+CLEARED = "cleared"  # out of the window and of the history by `areset`; still a source for recall
+GONE = "gone"  # forgotten: a tombstone keeps a late retry from bringing the text back
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message on its way into the log.
+
+    Args:
+        uid: Public id, made before the first try, so that a repeated put is one put.
+        role: Its role.
+        tokens: Its size.
+        counter: Name of the counter that measured it.
+        created_at: When it was said, microseconds since 1970.
+        data: JSON of the message.
+        meta: JSON of its metadata, or `None`.
+    """
+
+    uid: str
+    role: str
+    tokens: int
+    counter: str
+    created_at: int
+    data: str
+    meta: str | None = None
+
+    @property
+    def hash(self) -> str:
+        """Name of the content."""
+        return codec.content_hash(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What a put found and made.
+
+    Args:
+        sid: Private row of the session.
+        head_seq: Newest sequence number.
+        active_tokens: Size of the window after the put.
+        stored: How many of the messages were new.
+    """
+
+    sid: int
+    head_seq: int
+    active_tokens: int
+    stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session's row.
+
+    Args:
+        sid: Private row number, never used again after a deletion.
+        user_id: The person, or '' for none.
+        session_id: The conversation.
+        head_seq: Newest sequence number.
+        active_tokens: Size of the window.
+        window_rev: Rises with every change of the window other than an append.
+        last_put_at: When the newest message came, microseconds since 1970.
+    """
+
+    sid: int
+    user_id: str
+    session_id: str
+    head_seq: int
+    active_tokens: int
+    window_rev: int
+    last_put_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The active messages of a session, oldest first.
+
+    Args:
+        sid: Private row; 0 when the session does not exist yet.
+        head_seq: Newest sequence number.
+        window_rev: See `Session`.
+        messages: Shared with the cache: copy before handing out.
+        counters: Counter's name of each message.
+        damaged: Sequence numbers of rows that could not be read.
+        owner_rev: Rises with every change of what is known about the user or in the session.
+    """
+
+    sid: int = 0
+    head_seq: int = 0
+    window_rev: int = 0
+    owner_rev: int = 0
+    messages: tuple[StoredMessage, ...] = ()
+    counters: tuple[str, ...] = ()
+    damaged: tuple[int, ...] = ()
+
+
+def statuses_of(status: MessageStatus | None) -> tuple[str, ...]:
+    """What LlamaIndex's status means here; `None` means active and archived.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if status is None:
+        return ACTIVE, ARCHIVED
+    if not isinstance(status, MessageStatus):
+        raise ConfigurationError(
+            f"status={status!r:.100} was given.",
+            allowed="It is a MessageStatus, or None for active and archived messages.",
+            remedy="Pass MessageStatus.ACTIVE or MessageStatus.ARCHIVED, or leave it out.",
+        )
+    return (status.value,)
+
+
+def decode_rows(rows: Sequence[Any], session_of: Callable[[Any], tuple[int, str]]) -> list[StoredMessage | Exception]:
+    """Decode rows of messages.
+
+    Args:
+        rows: Each has uid, status, tokens, created_at, data, meta and seq.
+        session_of: Row → private row and public id of its session.
+
+    Returns:
+        The message of each row, or what is wrong with it.
+    """
+    with many_objects():
+        return _decoded(rows, session_of)
+
+
+def _decoded(rows: Sequence[Any], session_of: Callable[[Any], tuple[int, str]]) -> list[StoredMessage | Exception]:
+    sources = codec.decode_sources([row.data for row in rows])
+    return [
+        source if isinstance(source, Exception) else _stored(row, source, *session_of(row))
+        for row, source in zip(rows, sources, strict=True)
+    ]
+
+
+def _stored(row: Any, source: Source, sid: int, session_id: str) -> StoredMessage | Exception:
+    try:
+        meta = codec.decode_meta(row.meta)
+        created_at = codec.from_microseconds(row.created_at, meta.utc_offset_seconds)
+    except (ValueError, TypeError, OverflowError) as error:
+        return error
+    status = MessageStatus.ACTIVE if row.status == ACTIVE else MessageStatus.ARCHIVED
+    return StoredMessage(row.uid, source, status, created_at, row.tokens, meta, session_id, (sid, row.seq))
