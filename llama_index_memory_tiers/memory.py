@@ -329,7 +329,7 @@ class TieredMemory(Memory):
                 allowed="A private storage ends with the memory that opened it.",
                 remedy="Pass the same open Storage, or use a file or a database from the beginning.",
             )
-        if storage is None and ":***@" in address:
+        if storage is None and ":***@" in str(address):
             raise ConfigurationError(
                 f"The handle of a memory at {address!r} was given without storage=.",
                 allowed="A handle holds no password.",
