@@ -24,9 +24,11 @@ B = 0.75
 USUAL_LENGTH = 24.0
 """Terms in a usual message with its speaker and day. A constant, so that one record's score does not depend on the
 lengths of others, and so that another index (Qdrant) can hold the finished weights."""
-WINDOW = (2 / 3, 1 / 3)
-"""Weight of the first and second neighbour on each side in BM25's term counts: a triangle. What a message is about
-stands as often beside it ("it was great!"); +.012 / +.008 over one neighbour at full weight."""
+WINDOW_BEFORE = (0.8, 0.4)
+"""Share of the first and second message before in BM25's term counts. What a message is about stands as often beside
+it ("it was great!"); two neighbours on each side gain +.012 / +.008 over one at full weight."""
+WINDOW_AFTER = (0.6, 0.3)
+"""The same for the messages after: less, as answers follow questions."""
 CENTROID_ROWS = 20.0
 """The common direction of all vectors is taken off a question as far as there are rows to tell it: half at 20 rows."""
 SESSION_BEST = 3

@@ -88,7 +88,9 @@ def test_threads_share_a_memory_and_nothing_is_lost() -> None:
 
 
 async def test_sync_methods_work_inside_a_running_loop_as_in_a_notebook() -> None:
-    memory = TieredMemory(user_id="maya", session_id="notebook", memory_blocks=[VectorMemoryBlock(embed_model=None)])
+    memory = TieredMemory(
+        user_id="maya", session_id="notebook", delivery="inline", memory_blocks=[VectorMemoryBlock(embed_model=None)]
+    )
     memory.put(user("The ferry to Elba leaves at nine."))
     await memory.aput(answer("Noted."))
     assert memory.flush().complete
@@ -96,7 +98,7 @@ async def test_sync_methods_work_inside_a_running_loop_as_in_a_notebook() -> Non
     assert "ferry" in everything(memory.for_session("other").get("When does the ferry leave?"))
     assert memory.explain("ferry").tokens > 0
     assert len(memory.messages()) == 2
-    memory.close()
+    await memory.aclose()
 
 
 async def test_a_block_that_calls_a_sync_method_is_told_the_async_one() -> None:
@@ -184,14 +186,20 @@ async def test_closing_a_derived_memory_leaves_the_others_open() -> None:
     assert memory.storage.closed
 
 
-async def test_what_a_session_absorbs_is_recalled_at_once_in_the_same_turn() -> None:
+@pytest.mark.parametrize(("user_id", "scope"), [(None, "user"), ("maya", "user"), ("maya", "session")])
+async def test_what_is_absorbed_is_recalled_in_the_same_turn(user_id: str | None, scope: str) -> None:
+    """A turn's recall is remembered, until something is learnt about its user or in its session."""
     memory = TieredMemory(
-        session_id="alone", token_limit=100, tokenizer_fn=words, memory_blocks=[VectorMemoryBlock(embed_model=None)]
+        session_id="s",
+        user_id=user_id,
+        token_limit=100,
+        tokenizer_fn=words,
+        memory_blocks=[VectorMemoryBlock(embed_model=None, scope=scope, absorb_on=frozenset({"idle"}))],
     )
     await memory.aput_messages([user("The code of the safe is heron."), answer("I see.")])
     await chat(memory, 6, size=10)
     await memory.aput(user("What is the code of the safe?"))
-    await memory.aget()
+    assert "heron" not in everything(await memory.aget())
     await memory.aflush()
     assert "heron" in everything(await memory.aget())
     await memory.aclose()

@@ -10,6 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
+from pydantic import Field
 
 from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.budget import TokenCounter
@@ -140,7 +141,7 @@ class Listener(BaseMemoryBlock[str]):
     """A stock block that notes what it is given."""
 
     name: str = "listener"
-    heard: list[str] = []
+    heard: list[str] = Field(default_factory=list)
 
     async def _aget(self, messages: list[ChatMessage] | None = None, **_: object) -> str:
         return ""
@@ -206,7 +207,7 @@ SMALL: dict[str, Any] = {"tokenizer_fn": words, "token_limit": 60, "chat_history
 async def test_a_foreign_store_holds_the_window_and_blocks_get_what_leaves_it(
     store: AsyncDBChatStore, user_id: str | None
 ) -> None:
-    listener = Listener(heard=[])
+    listener = Listener()
     memory = TieredMemory(
         chat_store=store, session_id="chat", user_id=user_id, memory_blocks=[listener], token_flush_size=6, **SMALL
     )

@@ -23,11 +23,13 @@ from llama_index.core.vector_stores.types import (
     MetadataFilters,
     VectorStoreQuery,
 )
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts
 from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Record, StoredMessage
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, RecalledMessage, codec
@@ -76,8 +78,18 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     @field_validator("vector_store", mode="before")
     @classmethod
     def validate_vector_store(cls, v: Any) -> Any:
-        """A vector store is optional here."""
+        """A vector store is optional here, and need not store text."""
         return v
+
+    @model_validator(mode="after")
+    def _embeds(self) -> Self:
+        if self.vector_store is not None and self.embed_model is None:
+            raise ConfigurationError(
+                "vector_store was given without embed_model.",
+                allowed="A vector store holds embeddings.",
+                remedy="Pass embed_model=… as well, or leave vector_store out: our own search needs neither.",
+            )
+        return self
 
     # -- absorbing -------------------------------------------------------------------------------------------
 
@@ -105,15 +117,16 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
                 terms=terms,
                 speaker=stored.meta.sent_from,
                 tokens=tokens,
-                vector=vector,
+                vector=vector if self.vector_store is None else None,
                 model=self._model,
             )
             for (stored, _), (terms, tokens), vector in zip(told, measured, vectors, strict=True)
         )
         if self.vector_store is not None:
             # Ids name the message, so that a repeated delivery overwrites; SQL decides what is recalled.
-            await self.vector_store.async_add([self._node(record, batch.owner) for record in records])
-        return tuple(records)
+            nodes = [self._node(record.id, batch.owner, v) for record, v in zip(records, vectors, strict=True)]
+            await self.vector_store.async_add(nodes)
+        return records
 
     def merge(self, draft: tuple[NewRecord, ...], records: Sequence[Record]) -> Changes:  # noqa: ARG002
         """Write one reference per message."""
@@ -130,9 +143,10 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return ""
         return self.embed_model.model_name
 
-    def _node(self, record: NewRecord, owner: str) -> TextNode:
-        node = TextNode(id_=record.id, text=record.id, metadata={"owner": owner, "block": self.key})
-        node.embedding = list(record.vector) if record.vector is not None else None
+    def _node(self, record_id: str, owner: str, vector: Sequence[float] | None) -> TextNode:
+        # The text stays in our storage; a store that wants one gets the id.
+        node = TextNode(id_=record_id, text=record_id, metadata={"owner": owner, "block": self.key})
+        node.embedding = list(vector or ())
         return node
 
     # -- recall ----------------------------------------------------------------------------------------------

@@ -464,12 +464,17 @@ class OwnerIndex:
             size = self._size
             lengths = np.append(np.where(self._column("live"), self._column("length"), 0), np.float32(0))
             near, total, share = [], lengths[:size].copy(), np.ones(size, np.float32)
-            for step in (self._before[:size], self._after[:size]):
+            before, after = self._before[:size], self._after[:size]
+            # What a row holds goes to the rows after it as to rows before which it stands, and the other way round.
+            for step, inward, outward in (
+                (before, scoring.WINDOW_BEFORE, scoring.WINDOW_AFTER),
+                (after, scoring.WINDOW_AFTER, scoring.WINDOW_BEFORE),
+            ):
                 reached = step
-                for weight in scoring.WINDOW:
-                    near.append((weight, reached))
-                    total += np.float32(weight) * lengths[reached]
-                    share += np.float32(weight) * (reached >= 0)
+                for taken, given in zip(inward, outward, strict=True):
+                    near.append((given, reached))
+                    total += np.float32(taken) * lengths[reached]
+                    share += np.float32(taken) * (reached >= 0)
                     reached = np.where(reached >= 0, step[reached], -1)
             norm = scoring.length_norm(total, share).astype(np.float32)
             self._near = near, np.append(norm, np.float32(1))

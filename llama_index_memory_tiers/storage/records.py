@@ -476,13 +476,17 @@ def _record(row: Any, sources: tuple[Place, ...]) -> Record:
 
 def _readable(rows: Iterable[Any], places: Mapping[int, tuple[Place, ...]]) -> dict[int, Record]:
     """Records by row; a damaged one must not hide the others."""
-    found = {}
-    for row in rows:
-        try:
-            found[row.id] = _record(row, places.get(row.id, ()))
-        except (ValueError, TypeError) as error:
-            _logger.error("damaged record skipped", extra={"record": row.uid, "error": type(error).__name__})  # noqa: TRY400  # its text quotes the row
-    return found
+    found = {row.id: _read(row, places.get(row.id, ())) for row in rows}
+    return {number: record for number, record in found.items() if record is not None}
+
+
+def _read(row: Any, sources: tuple[Place, ...]) -> Record | None:
+    try:
+        return _record(row, sources)
+    except (ValueError, TypeError) as error:
+        about = {"record": row.uid, "error": type(error).__name__}
+        _logger.error("damaged record skipped", extra=about)  # noqa: TRY400  # the error's text quotes the row
+        return None
 
 
 def _index_row(row: Any) -> IndexRow:
