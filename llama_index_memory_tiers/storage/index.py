@@ -459,13 +459,13 @@ class OwnerIndex:
         self._link(set(self._columns["group"].tolist()))
 
     def _structure(self) -> tuple[list[tuple[float, _Array]], _Array]:
-        """Neighbours with their weights, and the length part of BM25; kept until the next update."""
+        """Neighbours, each with the share it takes of a row's counts, and the length part of BM25."""
         if self._near is None:
             size = self._size
             lengths = np.append(np.where(self._column("live"), self._column("length"), 0), np.float32(0))
             near, total, share = [], lengths[:size].copy(), np.ones(size, np.float32)
             before, after = self._before[:size], self._after[:size]
-            # What a row holds goes to the rows after it as to rows before which it stands, and the other way round.
+            # A search hands a row's counts to its neighbours: the one before it takes them as from its after.
             for step, inward, outward in (
                 (before, scoring.WINDOW_BEFORE, scoring.WINDOW_AFTER),
                 (after, scoring.WINDOW_AFTER, scoring.WINDOW_BEFORE),

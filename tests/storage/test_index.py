@@ -58,7 +58,7 @@ def filled(*rows, **settings_):
 
 
 def neighbours(row, rows):
-    """Distance 1 and 2 on both sides, in the row's session, kind and block."""
+    """Two on each side, in the row's session, kind and block, with their shares."""
     if row.sid is None or row.seq is None:
         return []
     line = sorted(
@@ -66,7 +66,8 @@ def neighbours(row, rows):
         key=lambda r: (r.seq, r.id),
     )
     at = [r.id for r in line].index(row.id)
-    return [(line[i], scoring.WINDOW[abs(i - at) - 1]) for i in (at - 2, at - 1, at + 1, at + 2) if 0 <= i < len(line)]
+    shares = dict(zip((-1, -2, 1, 2), (*scoring.WINDOW_BEFORE, *scoring.WINDOW_AFTER), strict=True))
+    return [(line[at + step], share) for step, share in shares.items() if 0 <= at + step < len(line)]
 
 
 def counts_of(row):

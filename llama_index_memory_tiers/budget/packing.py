@@ -1,531 +1,32 @@
-"""Token budget: what a message costs, what a flush moves, what one context holds."""
+"""Pack a context: what must be there, then what is worth most, exactly within the limit."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from llama_index.core.base.llms.types import (
-    AudioBlock,
-    CachePoint,
     ChatMessage,
-    CitableBlock,
-    CitationBlock,
     ContentBlock,
-    DocumentBlock,
-    ImageBlock,
     MessageRole,
     TextBlock,
-    ThinkingBlock,
-    ToolCallBlock,
-    VideoBlock,
 )
 
-from llama_index_memory_tiers.errors import InvalidMessageError
-
-if TYPE_CHECKING:
-    from llama_index_memory_tiers.records import Place
-
-Tokenizer = Callable[[str], Sequence[Any]]
-Reason = Literal["already shown", "no room", "share", "cut", "no call"]
-
-SYSTEM_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
-RESULT_ROLES = (MessageRole.TOOL, MessageRole.FUNCTION)
-_ANSWERING_ROLES = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
-
-# Older tiktoken is quadratic on a long run of one character; 100 000 of them took 0.03 s in 0.14.
-_CHUNK = 100_000
-# Their split patterns end a piece at a newline that stands between visible characters, unless the second is
-# "/", with which o200k continues a run (tiktoken_ext/openai_public.py): counts of such lines add up.
-_LINEWISE = ("gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base", "o200k_harmony")
-_LINE_START = re.compile(r"(?<=\S\n)(?=[^\s/])")
-_LINE = re.compile(r"(?![\s/]).*\S\Z", re.DOTALL)
-
-
-# --- counting ---------------------------------------------------------------------------------------
-
-
-class TokenCounter:
-    """Counts tokens by one tokenizer, media by estimate.
-
-    Text and media cost what stock `Memory` counts. Tool calls, thinking and citations, which stock leaves
-    out, cost their text; a cache point costs nothing. Text of more than 100 000 characters is counted in
-    chunks that end at a line or a word where there is one: memory stays bounded, and each cut may add or
-    save a token or two.
-
-    Args:
-        tokenizer_fn: Turns text into a list whose length is the count.
-        name: Name under which stored counts are recognised; by default made from the tokenizer. Tokenizers
-            without a stable name (lambdas, nested functions, objects) are all called `custom`.
-        image: Tokens of an image.
-        audio: Tokens of a recording.
-        video: Tokens of a film.
-        document: Tokens of a document.
-    """
-
-    def __init__(
-        self,
-        tokenizer_fn: Tokenizer,
-        *,
-        name: str | None = None,
-        image: int = 256,
-        audio: int = 256,
-        video: int = 256,
-        document: int = 2048,
-    ) -> None:
-        self._tokenizer_fn = tokenizer_fn
-        self._media = (
-            (ImageBlock, image),
-            (AudioBlock, audio),
-            (VideoBlock, video),
-            (DocumentBlock, document),
-        )
-        encoding = _encoding_name(tokenizer_fn)
-        usual = (("image", image, 256), ("audio", audio, 256), ("video", video, 256))
-        changed = [
-            f"{what}={size}" for what, size, default in (*usual, ("document", document, 2048)) if size != default
-        ]
-        self._name = ";".join([name or encoding or _function_name(tokenizer_fn), *changed])
-        self._linewise = encoding in _LINEWISE
-
-    @property
-    def name(self) -> str:
-        """Name of the tokenizer and of estimates that differ from the defaults."""
-        return self._name
-
-    @property
-    def linewise(self) -> bool:
-        """Whether counts of lines are known to add up; see `lines`."""
-        return self._linewise
-
-    def text(self, text: str) -> int:
-        """Count the tokens of a text of any length."""
-        if len(text) <= _CHUNK:
-            return self._count(text)
-        return sum(self._count(chunk) for chunk in self._chunks(text))
-
-    def block(self, block: ContentBlock) -> int:
-        """Count the tokens of one content block.
-
-        Args:
-            block: Any block of a message.
-
-        Returns:
-            Tokens, media by estimate.
-
-        Raises:
-            InvalidMessageError: It is of a type that this version does not know.
-        """
-        for kind, size in self._media:
-            if isinstance(block, kind):
-                return size
-        written = _written(block)
-        if written is None:
-            raise InvalidMessageError(
-                f"A content block of type {type(block).__name__} was given.",
-                allowed="Blocks are text, image, audio, video, document, cache point, citable, citation, "
-                "thinking or tool call.",
-                remedy="Turn the block into one of these before putting the message.",
-            )
-        return sum(map(self.text, written)) + self.blocks(_nested(block))
-
-    def blocks(self, blocks: Sequence[ContentBlock]) -> int:
-        """Count the tokens of content blocks; raises as `block` does."""
-        return sum(map(self.block, blocks))
-
-    def message(self, message: ChatMessage) -> int:
-        """Count the tokens of a message: its blocks, and `additional_kwargs` as stock prints them."""
-        extra = self.text(str(message.additional_kwargs)) if message.additional_kwargs else 0
-        return self.blocks(message.blocks) + extra
-
-    def lines(self, text: str) -> list[str]:
-        """Cut a text into pieces whose counts add up to the count of the whole.
-
-        Args:
-            text: Any text.
-
-        Returns:
-            Lines for the encodings of OpenAI, for which that is known; else the whole text as one piece.
-        """
-        if not self._linewise or "\n" not in text[:-1]:
-            return [text]
-        pieces = _LINE_START.split(text)
-        return pieces if max(map(len, pieces)) <= _CHUNK else [text]
-
-    def _count(self, text: str) -> int:
-        try:
-            return len(self._tokenizer_fn(text))
-        except ValueError:
-            # Some tokenizers refuse lone surrogates, tiktoken's bare `encode` refuses "<|endoftext|>";
-            # one such message must not make its session unusable.
-            return len(self._tokenizer_fn(text.encode("utf-8", "replace").decode().replace("<|", "< |")))
-
-    def _chunks(self, text: str) -> Iterator[str]:
-        start = 0
-        while start < len(text):
-            end = start + _CHUNK
-            if end < len(text):
-                end = self._cut(text, start, end)
-            yield text[start:end]
-            start = end
-
-    def _cut(self, text: str, start: int, end: int) -> int:
-        line = text.rfind("\n", start, end)
-        while self._linewise and line > start and not _LINE_START.match(text, line + 1):
-            line = text.rfind("\n", start, line)
-        if line > start:
-            return line + 1
-        word = text.rfind(" ", start + 1, end)
-        return word if word > start else end
-
-
-def _encoding_name(tokenizer_fn: Tokenizer) -> str | None:
-    inner = tokenizer_fn.func if isinstance(tokenizer_fn, partial) else tokenizer_fn
-    owner = getattr(inner, "__self__", None)
-    name = getattr(owner, "name", None)
-    return name if isinstance(name, str) and type(owner).__module__.startswith("tiktoken") else None
-
-
-def _function_name(tokenizer_fn: Tokenizer) -> str:
-    owner = getattr(tokenizer_fn, "__self__", None)
-    where = getattr(tokenizer_fn, "__objclass__", tokenizer_fn)
-    module, name = getattr(where, "__module__", None), getattr(tokenizer_fn, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
-        return "custom"
-    if owner is None or isinstance(owner, type):
-        return f"{module}.{name}"
-    # A bound method counts by its object's vocabulary: transformers tokenizers tell which.
-    vocabulary = getattr(owner, "name_or_path", None)
-    return f"{module}.{name}:{vocabulary}" if isinstance(vocabulary, str) and vocabulary else "custom"
-
-
-def _written(block: ContentBlock) -> tuple[str, ...] | None:
-    if isinstance(block, TextBlock):
-        return (block.text,)
-    if isinstance(block, ToolCallBlock):
-        kwargs = block.tool_kwargs
-        if not isinstance(kwargs, str):
-            kwargs = json.dumps(kwargs, ensure_ascii=False, default=str)
-        return (f"{block.tool_name} {kwargs}",)
-    if isinstance(block, ThinkingBlock):
-        return (block.content,) if block.content else ()
-    if isinstance(block, (CitableBlock, CitationBlock)):
-        return (block.title, block.source)
-    return () if isinstance(block, CachePoint) else None
-
-
-def _nested(block: ContentBlock) -> Sequence[ContentBlock]:
-    if isinstance(block, CitableBlock):
-        return block.content
-    return (block.cited_content,) if isinstance(block, CitationBlock) else ()
-
-
-# --- flushing ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WindowRow:
-    """A message of the window as a plan sees it.
-
-    Args:
-        seq: Position in its session.
-        role: Role of the message.
-        tokens: Its size.
-        has_tool_calls: Whether it calls tools; `None` when only the role is known.
-        calls: Ids of the tool calls it makes.
-        answers: Id of the tool call it answers.
-    """
-
-    seq: int
-    role: str
-    tokens: int
-    has_tool_calls: bool | None = None
-    calls: tuple[str, ...] = ()
-    answers: str = ""
-
-
-def window_row(seq: int, message: ChatMessage, tokens: int) -> WindowRow:
-    """Make the row of a message that is at hand.
-
-    Args:
-        seq: Position in its session.
-        message: The message.
-        tokens: Its size.
-
-    Returns:
-        A row that knows which tools the message calls or answers.
-    """
-    role, kwargs = message.role, message.additional_kwargs
-    calls: list[Any] = []
-    if role in _ANSWERING_ROLES:
-        calls = [block.tool_call_id for block in message.blocks if isinstance(block, ToolCallBlock)]
-        older = kwargs.get("tool_calls") if kwargs else None
-        if isinstance(older, (list, tuple)):
-            calls += [call.get("id") if isinstance(call, Mapping) else getattr(call, "id", None) for call in older]
-    answers = kwargs.get("tool_call_id") if kwargs else None
-    return WindowRow(
-        seq,
-        role,
-        tokens,
-        has_tool_calls=bool(calls),
-        calls=tuple(call for call in calls if isinstance(call, str) and call),
-        answers=answers if isinstance(answers, str) else "",
-    )
-
-
-def plan_flush(
-    window: Sequence[WindowRow], *, limit_tokens: int, flush_tokens: int, window_messages: int | None = None
-) -> tuple[int, ...]:
-    """Decide which messages leave the window: oldest first, whole turns.
-
-    A turn starts at each user message; turns that a tool call and its result connect are one. Leading system
-    messages stay, and so does the newest turn, however large: a turn that alone exceeds the limit causes no
-    repeated flush. Without a user message the newest message stays, or the newest tool call with its results.
-    After a flush the window is within both limits, unless what stays by these rules is larger.
-
-    Args:
-        window: Active messages, oldest first.
-        limit_tokens: Size above which the window is flushed.
-        flush_tokens: When it is flushed for its size, about that many tokens move: another turn goes while
-            that brings their sum nearer to this number.
-        window_messages: Number of messages above which it is flushed, leading system messages not counted.
-            This alone moves no more than it must, or one message too many would empty a window of short ones.
-
-    Returns:
-        Sequence numbers to archive, ascending; empty when there is nothing to do.
-    """
-    body = window[_lead(window) :]
-    tokens, count = sum(row.tokens for row in window), len(body)
-    most = count if window_messages is None else window_messages
-    wanted = flush_tokens if tokens > limit_tokens else 0
-    moved: list[int] = []
-    moved_tokens = 0
-    for turn in _turns_or_groups(body)[:-1]:
-        size = sum(row.tokens for row in turn)
-        needed = tokens - moved_tokens > limit_tokens or count - len(moved) > most
-        if not needed and moved_tokens + size / 2 >= wanted:
-            break
-        moved.extend(row.seq for row in turn)
-        moved_tokens += size
-    return tuple(moved)
-
-
-def _lead(window: Sequence[WindowRow]) -> int:
-    return next((index for index, row in enumerate(window) if row.role not in SYSTEM_ROLES), len(window))
-
-
-def _calls_tools(row: WindowRow) -> bool:
-    return row.role in _ANSWERING_ROLES if row.has_tool_calls is None else row.has_tool_calls
-
-
-def _turns_or_groups(body: Sequence[WindowRow]) -> list[list[WindowRow]]:
-    if any(row.role == MessageRole.USER for row in body):
-        return _together(body, lambda row: row.role == MessageRole.USER)
-    return _together(body, lambda row: row.role not in RESULT_ROLES)
-
-
-def _together(rows: Iterable[WindowRow], starts: Callable[[WindowRow], bool]) -> list[list[WindowRow]]:
-    """Cut rows where one starts a stretch, and join stretches that a tool call and its result connect."""
-    stretches: list[list[WindowRow]] = []
-    called_in: dict[str, int] = {}
-    latest: int | None = None
-    for row in rows:
-        if not stretches or starts(row):
-            stretches.append([])
-        here = len(stretches) - 1
-        stretches[here].append(row)
-        if row.role in RESULT_ROLES:
-            home = called_in.get(row.answers, here if latest is None else latest)
-            if home < here:
-                stretches[home:] = [[row for stretch in stretches[home:] for row in stretch]]
-                called_in = {call: min(at, home) for call, at in called_in.items()}
-                latest = here = home
-        if _calls_tools(row):
-            latest = here
-            called_in.update(dict.fromkeys(row.calls, here))
-    return stretches
-
-
-def _groups(rows: Iterable[WindowRow]) -> list[list[WindowRow]]:
-    """Cut a turn into single messages and tool calls with their results; results may stand apart."""
-    groups: list[list[WindowRow]] = []
-    called_in: dict[str, list[WindowRow]] = {}
-    caller: list[WindowRow] | None = None
-    answer: list[WindowRow] | None = None
-    for row in rows:
-        home = called_in.get(row.answers, caller or answer) if row.role in RESULT_ROLES else None
-        if home is not None:
-            home.append(row)
-            continue
-        groups.append([row])
-        caller = groups[-1] if _calls_tools(row) else caller
-        answer = groups[-1] if row.role in _ANSWERING_ROLES else answer
-        called_in.update(dict.fromkeys(row.calls, groups[-1]))
-    return groups
-
-
-# --- packing ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One whole thing that a block offers: kept or left out, never cut.
-
-    Args:
-        text: As rendered, escaped, no newline at its end.
-        score: How much it is worth; for reports, the order of `Part.items` decides.
-        group: Items of one group share a header and a footer, paid with the first of them; an item without
-            a group has its own.
-        header: Line before the group; empty is none.
-        footer: Line after the group; empty is none.
-        order: Where it stands when rendered; groups stand by their smallest order, ties as offered.
-        sources: The messages it shows; it is left out when the window shows all of them.
-        legs: What found it, leg → score.
-        record_id: The record it comes from.
-    """
-
-    text: str
-    score: float = 0.0
-    group: str = ""
-    header: str = ""
-    footer: str = ""
-    order: tuple[float, ...] = ()
-    sources: frozenset[Place] = frozenset()
-    legs: Mapping[str, float] = field(default_factory=dict, hash=False)
-    record_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one block offers.
-
-    Args:
-        name: Name of the block.
-        priority: 0 is kept whole; then 1 claims before 2.
-        items: Best first.
-        blocks: Whole content, one piece: static, or a foreign block's.
-        messages: Chat messages of a foreign block, one piece, put before the window.
-        share_tokens: What it may claim before the unused rest is lent; `None` is all that is free.
-        stable: Rendered before the parts that change from turn to turn.
-    """
-
-    name: str
-    priority: int
-    items: tuple[Item, ...] = ()
-    blocks: tuple[ContentBlock, ...] = ()
-    messages: tuple[ChatMessage, ...] = ()
-    share_tokens: int | None = None
-    stable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A message of the window.
-
-    Args:
-        message: The message; never changed.
-        tokens: Its size by the packer's counter.
-        place: Where it stands in the log, if it stands there.
-    """
-
-    message: ChatMessage
-    tokens: int
-    place: Place | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PackedPart:
-    """What is kept of a part.
-
-    Args:
-        part: As it was offered.
-        items: The kept items, best first.
-        tokens: Its size with its tags, by summing up lines.
-    """
-
-    part: Part
-    items: tuple[Item, ...]
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Something that is not in the context, and why.
-
-    Args:
-        part: Name of the part; empty for a message of the window.
-        reason: `already shown` by the window; `no room`; over the `share` of its part, and nothing was left
-            to lend; `cut` by the block itself; `no call` for a tool result whose call is not in the window.
-        item: The item, when it is one.
-        row: The message of the window, when it is one.
-    """
-
-    part: str
-    reason: Reason
-    item: Item | None = None
-    row: Row | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """One context, decided.
-
-    Args:
-        rows: Messages of the window that are shown, oldest first.
-        parts: What is kept of each part, by priority.
-        left_out: What is not shown.
-        total: Tokens of the rendered messages.
-        overflow: Priority 0 and the newest user message alone exceed the limit; nothing else is shown.
-    """
-
-    rows: tuple[Row, ...]
-    parts: tuple[PackedPart, ...]
-    left_out: tuple[LeftOut, ...] = ()
-    total: int = 0
-    overflow: bool = False
-
-
-def section_text(items: Sequence[Item]) -> str:
-    """Write items as lines, each group between its header and footer.
-
-    Args:
-        items: The items that are kept.
-
-    Returns:
-        Lines joined by newlines, without one at the end.
-    """
-    groups: dict[str | int, list[tuple[tuple[tuple[float, ...], int], Item]]] = {}
-    for index, item in enumerate(items):
-        groups.setdefault(item.group or index, []).append(((item.order, index), item))
-    lines: list[str] = []
-    for members in sorted(groups.values(), key=lambda pairs: min(key for key, _ in pairs)):
-        members.sort(key=lambda pair: pair[0])
-        frame = next((item for _, item in members if item.header or item.footer), members[0][1])
-        lines += [frame.header] if frame.header else []
-        lines += [item.text for _, item in members]
-        lines += [frame.footer] if frame.footer else []
-    return "\n".join(lines)
-
-
-def tag_name(name: str) -> str:
-    """Make the name of a block safe as a tag.
-
-    Args:
-        name: Any text.
-
-    Returns:
-        Letters, digits, `_`, `-` and `.`, beginning with a letter or `_`; never `memory`, the wrapper's name.
-    """
-    tag = re.sub(r"[^\w.-]+", "_", name)
-    if not re.match(r"[^\W\d]", tag):
-        tag = f"_{tag}"
-    return f"{tag}_" if tag.lower() == "memory" else tag
-
+from llama_index_memory_tiers.budget.counting import STANDS_ALONE, TokenCounter
+from llama_index_memory_tiers.budget.flushing import (
+    RESULT_ROLES,
+    SYSTEM_ROLES,
+    WindowRow,
+    call_groups,
+    leading,
+    turns_or_groups,
+    window_row,
+)
+from llama_index_memory_tiers.budget.items import LeftOut, Packed, PackedPart, Part, Reason, Row, tag_name
+from llama_index_memory_tiers.records import Place
 
 Render = Callable[[Packed], Sequence[ChatMessage]]
 
@@ -735,7 +236,7 @@ class Packer:
         section = _Section(part, frame, whole)
         for index, item in enumerate(part.items):
             section.lines[index] = line(item.text)
-            self._loose = self._loose or not _LINE.match(item.text)
+            self._loose = self._loose or not STANDS_ALONE.match(item.text)
             if (key := item.group or index) not in section.frames:
                 section.frames[key] = sum(line(edge) for edge in (item.header, item.footer) if edge)
         self._sections.append(section)
@@ -976,8 +477,8 @@ class WindowPlan:
     def _cut(self) -> tuple[tuple[int, ...], tuple[_Unit, ...]]:
         # Only when the window does not fit: a window of 1 000 messages takes 3 ms to cut.
         window = [window_row(index, row.message, row.tokens) for index, row in enumerate(self._rows)]
-        lead = _lead(window)
-        turns = _turns_or_groups(window[lead + len(self.orphans) :])
+        lead = leading(window)
+        turns = turns_or_groups(window[lead + len(self.orphans) :])
         newest = turns.pop() if turns else []
         must = next((row.seq for row in reversed(newest) if row.role == MessageRole.USER), None)
 
@@ -985,7 +486,7 @@ class WindowPlan:
             return _Unit(tuple(row.seq for row in members), sum(row.tokens for row in members), kind)
 
         units = [unit([row], "lead") for row in window[:lead]]
-        units += [unit(group, "newest") for group in reversed(_groups(r for r in newest if r.seq != must))]
+        units += [unit(group, "newest") for group in reversed(call_groups(r for r in newest if r.seq != must))]
         units += [unit(turn, "older") for turn in reversed(turns)]
         return () if must is None else (must,), tuple(units)
 

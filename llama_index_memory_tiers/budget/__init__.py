@@ -1,0 +1,38 @@
+"""Token budget, pure: count tokens, plan a flush, pack a context."""
+
+from llama_index_memory_tiers.budget.counting import TokenCounter, Tokenizer
+from llama_index_memory_tiers.budget.flushing import RESULT_ROLES, SYSTEM_ROLES, WindowRow, plan_flush, window_row
+from llama_index_memory_tiers.budget.items import (
+    Item,
+    LeftOut,
+    Packed,
+    PackedPart,
+    Part,
+    Reason,
+    Row,
+    section_text,
+    tag_name,
+)
+from llama_index_memory_tiers.budget.packing import Packer, Render, WindowPlan
+
+__all__ = [
+    "RESULT_ROLES",
+    "SYSTEM_ROLES",
+    "Item",
+    "LeftOut",
+    "Packed",
+    "PackedPart",
+    "Packer",
+    "Part",
+    "Reason",
+    "Render",
+    "Row",
+    "TokenCounter",
+    "Tokenizer",
+    "WindowPlan",
+    "WindowRow",
+    "plan_flush",
+    "section_text",
+    "tag_name",
+    "window_row",
+]
