@@ -48,6 +48,21 @@ class Portal:
         future: asyncio.Future[T] | Any = asyncio.run_coroutine_threadsafe(_within(context, work), loop)
         return future.result()
 
+    async def here(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread for a caller on any loop, which goes on meanwhile.
+
+        Args:
+            work: The coroutine; what it began it must finish even when it is cancelled.
+
+        Returns:
+            Its result.
+        """
+        loop = self._running()
+        if loop is asyncio.get_running_loop():
+            return await work
+        context = contextvars.copy_context()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_within(context, work), loop))
+
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():

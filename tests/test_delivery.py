@@ -399,14 +399,14 @@ async def test_the_background_waits_for_a_dead_workers_claim_by_itself(make: Mak
 
 async def test_a_living_worker_renews_its_claim_and_is_not_overtaken(make: Make, make_storage: Any) -> None:
     gate = Gate()
-    first = make(RecordingBlock(on_prepare=gate), delivery="background", claim_seconds=0.1)
+    first = make(RecordingBlock(on_prepare=gate), delivery="background", claim_seconds=1.0)
     await first.aput_messages(turn(0))
     await gate.entered.wait()
     block = RecordingBlock()
-    second = make(block, storage=make_storage("file"), claim_seconds=0.1)  # as another process
+    second = make(block, storage=make_storage("file"), claim_seconds=1.0)  # as another process
     for _ in range(8):
         assert (await second.aflush()).blocks[0].error == "busy"
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.25)
     gate.opened.set()
     await settled(first)
     assert (await second.aflush()).complete

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
@@ -190,3 +191,16 @@ def test_after_a_fork_the_child_gets_a_thread_of_its_own(portal: Portal) -> None
     assert os.read(reading, 20) == b"ok"
     os.close(reading)
     assert portal.run(where())[0] != threading.get_ident()
+
+
+async def test_a_sync_call_goes_through_while_its_own_loop_is_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    memory = TieredMemory(storage=tmp_path / "m.db", session_id="s")
+    await memory.aput(ChatMessage(role="user", content="warm"))
+    for steps in range(12):  # stop the loop at every step of a put: before BEGIN, inside, after COMMIT
+        putting = asyncio.ensure_future(memory.aput(ChatMessage(role="user", content="async")))
+        for _ in range(steps):
+            await asyncio.sleep(0.001)
+        memory.put(ChatMessage(role="user", content="sync"))
+        await putting
+    assert len(await memory.aget_all()) == 25
+    await memory.aclose()

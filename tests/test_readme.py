@@ -23,7 +23,12 @@ def test_every_snippet_runs_as_a_script_without_a_warning_of_ours(code, tmp_path
     script = tmp_path / "snippet.py"
     script.write_text(code, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

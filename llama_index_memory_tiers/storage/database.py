@@ -27,6 +27,7 @@ from llama_index_memory_tiers.errors import (
     StorageError,
     StorageUnavailableError,
 )
+from llama_index_memory_tiers.portal import portal
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
@@ -209,6 +210,13 @@ class Database:
         Raises:
             StorageUnavailableError: The database did not answer after all retries.
         """
+        if self._given is not None:
+            return await self._write(work, opening=opening)
+        # In the thread: a loop that its caller blocks, as a synchronous call in a notebook does, would hold the
+        # database's lock in the middle of a transaction.
+        return await portal.here(self._write(work, opening=opening))
+
+    async def _write(self, work: Work[T], *, opening: bool) -> T:
         if not opening:
             await self._open()
         return await self._finish(self._retrying(self._writing, work))
@@ -329,6 +337,12 @@ class Database:
             event.listen(engine.sync_engine, "connect", lambda connection, _: drivers.add(connection.driver_connection))
         return engine
 
+    async def _settled(self) -> None:
+        here = asyncio.get_running_loop()
+        mine = [task for task in list(self._running) if task.get_loop() is here]
+        if mine:
+            await asyncio.gather(*mine, return_exceptions=True)
+
     def _drop_dead_loops(self) -> None:
         for loop in list(self._engines):
             if loop.is_closed():
@@ -354,10 +368,9 @@ class Database:
     async def aclose(self) -> None:
         """Wait for running transactions of this loop and close what this object opened, on other loops as well."""
         self.closed = True
+        await portal.here(self._settled())
+        await self._settled()
         here = asyncio.get_running_loop()
-        mine = [task for task in self._running if task.get_loop() is here]
-        if mine:
-            await asyncio.gather(*mine, return_exceptions=True)
         keeper = self._keepers.pop(here, None)
         if keeper is not None:
             await keeper.aclose()

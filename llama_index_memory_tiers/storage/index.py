@@ -232,9 +232,22 @@ class _Postings:
 
 
 def _total(vectors: _Array) -> _Array:
-    """Sum of rows; as a product, five times faster than `sum`."""
-    total: _Array = (np.ones(len(vectors), np.float32) @ vectors).astype(np.float64)
+    """Sum of rows; summed in single precision, which is five times faster, and kept in double."""
+    total: _Array = vectors.sum(axis=0, dtype=np.float32).astype(np.float64)
     return total
+
+
+def _dots(vectors: _Array, vector: _Array) -> _Array:
+    """Dot product of each row, on one thread.
+
+    `@` lets BLAS start a thread for a job of 0.2 ms and waits 8 ms for it when all processors are busy; row by row
+    takes 0.3 ms for 10 000 rows of 256 and 5.5 ms for 100 000 of 384, where `@` took 7.7 at best.
+    """
+    if hasattr(np, "vecdot"):
+        dots: _Array = np.vecdot(vectors, vector)
+    else:  # numpy 1.26
+        dots = np.einsum("ij,j->i", vectors, vector)
+    return dots
 
 
 def _put(array: _Array, at: int, values: _Array) -> _Array:
@@ -557,7 +570,7 @@ class OwnerIndex:
             embedded = among & self._column("embedded")
             evidence |= embedded
             moved = scoring.off_centre(vector, self._sum, self._embedded).astype(np.float32)
-            cosines = self._vectors[: self._size] @ moved
+            cosines = _dots(self._vectors[: self._size], moved)
             legs["dense"] = np.float32(weights.dense) * scoring.min_max(cosines, embedded)
         spoken = self._named(query, visible)
         if spoken is not None:
@@ -622,7 +635,7 @@ class OwnerIndex:
         cosines: list[float | None] = [None] * rows.size
         if vector is not None:
             has = self._column("embedded")[rows].tolist()
-            raw = (self._vectors[rows] @ vector).tolist()
+            raw = _dots(self._vectors[rows], vector).tolist()
             cosines = [cosine if there else None for cosine, there in zip(raw, has, strict=True)]
         parts = [(name, values[rows].tolist()) for name, values in legs.items()]
         names = self._names["speaker"].names
