@@ -172,6 +172,7 @@ class Request:
         limit: Tokens allowed.
         now: The clock.
         block_kwargs: Passed on to foreign blocks.
+        told: The messages were told by the caller, who may tell others the next time.
     """
 
     scope: Scope
@@ -181,6 +182,7 @@ class Request:
     limit: int
     now: datetime
     block_kwargs: Mapping[str, Any]
+    told: bool = False
 
     @property
     def turn(self) -> int:
@@ -230,6 +232,7 @@ def make_request(
         limit=limit,
         now=now,
         block_kwargs=block_kwargs,
+        told=messages is not None,
     )
 
 
@@ -313,7 +316,7 @@ class ContextBuilder:
             request.view.window.sid, request.view.window.owner_rev, request.turn, request.text, request.limit,
             repr(request.block_kwargs) if request.block_kwargs else "",
         )  # fmt: skip
-        cacheable = request.view.window.sid != 0
+        cacheable = request.view.window.sid != 0 and not request.told
         remembered = self._turns.get(key) if cacheable else None
         known = remembered or {}
         asked = [block for block in self._blocks if block.name not in known]

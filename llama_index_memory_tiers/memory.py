@@ -559,7 +559,7 @@ class TieredMemory(Memory):
         """
         keys = [self._key]
         if self.user_id is not None:
-            others = await self.storage.log.sessions(self.user_id)
+            others = await self.storage.log.behind(self.user_id, self._shared.delivery.keys)
             keys += [(s.user_id, s.session_id) for s in others if s.session_id != self.session_id]
         return await self._shared.delivery.flush(keys)
 

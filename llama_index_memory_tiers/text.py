@@ -256,7 +256,7 @@ def mentions(text: str, speakers: Iterable[str]) -> frozenset[str]:
 
 
 _ENTITY = re.compile(r"&(?:#\d+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?)")
-_TAG = re.compile(r"<(?=[^\W\d]|[!?]|\s*/)")
+_TAG = re.compile(r"<(?=[^\W\d]|[!?|]|\s*/)")
 _BREAK = re.compile("\r\n|[\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
@@ -264,7 +264,7 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 def escape(text: str) -> str:
     """Make stored text inert inside a `<memory>` section.
 
-    It opens and closes no tag, and, as its further lines are indented by two spaces, no line of it can pose as
+    It opens and closes no tag, forges no chat template mark such as `<|im_start|>`, and, as its further lines are indented by two spaces, no line of it can pose as
     another speaker's. `html.unescape` gives a text without line breaks, control characters and lone surrogates
     back unchanged.
 

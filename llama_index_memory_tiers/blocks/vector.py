@@ -33,7 +33,7 @@ from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Record, StoredMessage
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, RecalledMessage, codec
-from llama_index_memory_tiers.text import analyse, day_label, day_terms, escape
+from llama_index_memory_tiers.text import day_label, escape, message_terms
 
 _KIND = "message"
 _RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.FUNCTION})
@@ -43,7 +43,9 @@ _EMBEDDED_CHARACTERS = 8000
 _THREAD_CHARACTERS = 100_000
 # Candidates beyond what fits, so that packing has a choice of lengths.
 _SURPLUS = 1.3
-_MOST_HITS = 1000
+_FEWEST_HITS = 50
+_TOKENS_A_MESSAGE = 10  # few are shorter, so that the candidates fill any allowance
+_STORE_HITS = 100
 
 
 def _embed_model_of_settings() -> BaseEmbedding | None:
@@ -115,7 +117,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
                 said_at=stored.created_at,
                 sources=(stored.place,),
                 terms=terms,
-                speaker=stored.meta.sent_from,
+                speaker=_speaker(stored),
                 tokens=tokens,
                 vector=vector if self.vector_store is None else None,
                 model=self._model,
@@ -168,7 +170,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
                     kinds=frozenset({_KIND}),
                     blocks=frozenset({self.key}),
                     exclude=query.visible,
-                    limit=_MOST_HITS,
+                    limit=max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE),
                 ),
                 model=self._model,
             )
@@ -203,7 +205,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             VectorStoreQuery(
                 query_str=text,
                 query_embedding=list(vector),
-                similarity_top_k=self.similarity_top_k or _MOST_HITS // 10,
+                similarity_top_k=self.similarity_top_k or _STORE_HITS,
                 filters=MetadataFilters(filters=[*mine, given] if given is not None else mine),
                 **settings,
             )
@@ -277,7 +279,13 @@ def _line(stored: StoredMessage) -> str:
 
 def _measured(told: Sequence[tuple[StoredMessage, str]], counter: TokenCounter) -> list[tuple[Mapping[str, int], int]]:
     """What each message is found by, and the size of what will be shown."""
-    return [(_terms(stored, text), counter.text(_line(stored) + "\n")) for stored, text in told]
+    return [
+        (
+            message_terms(text, speaker=_speaker(stored), when=stored.created_at),
+            counter.text(_line(stored) + "\n"),
+        )
+        for stored, text in told
+    ]
 
 
 def _dense_key(stored: StoredMessage, text: str) -> str:
@@ -286,9 +294,5 @@ def _dense_key(stored: StoredMessage, text: str) -> str:
     return codec.storable(f"{speaker}: {text}" if speaker else text)[:_EMBEDDED_CHARACTERS]
 
 
-def _terms(stored: StoredMessage, text: str) -> Mapping[str, int]:
-    terms = dict(analyse(text))
-    for extra in (analyse(stored.meta.sent_from), day_terms(stored.created_at)):
-        for term, count in extra.items():
-            terms[term] = terms.get(term, 0) + count
-    return terms
+def _speaker(stored: StoredMessage) -> str:
+    return stored.meta.sent_from or stored.role.value
