@@ -22,7 +22,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from llama_index.core.utils import get_tokenizer
 
-from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.budget import TokenBudget, TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.redaction import Redactor
@@ -45,6 +45,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "document_token_size_estimate": 2048,
     "tokenizer_fn": None,
     "reserve_tokens": 0,
+    "budget": None,
     "window_messages": None,
     "overflow": "event",
     "delivery": "background",
@@ -129,9 +130,12 @@ def check_arguments(given: Mapping[str, Any]) -> Arguments:
             remedy="Remove them, or correct the spelling.",
         )
     fields = {**_DEFAULTS, **given}
+    _apply_budget(fields, given)
     _check_numbers(fields)
     _check_choices(fields)
     blocks = _checked_blocks(fields["memory_blocks"])
+    if fields["budget"] is not None:
+        fields["budget"].check_blocks({block.name: block.priority for block in blocks})
     tokenizer = fields["tokenizer_fn"] or get_tokenizer()
     counter = TokenCounter(
         tokenizer,
@@ -175,6 +179,24 @@ def check_request(asked: Any, messages: Any, initial_token_count: Any) -> None:
             remedy="Write messages=[ChatMessage(…)], or leave it out for the window.",
         )
     _whole({"initial_token_count": initial_token_count}, "initial_token_count", least=0)
+
+
+def _apply_budget(fields: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """A budget says what the single arguments say: they may be left out, not contradict it."""
+    if fields["budget"] is None:
+        return
+    budget = fields["budget"] = TokenBudget.of(fields["budget"])
+    for name, theirs, value in (
+        ("token_limit", "total", budget.total),
+        ("reserve_tokens", "reserve", budget.reserve),
+    ):
+        if name in given and given[name] != value:
+            raise ConfigurationError(
+                f"{name}={given[name]!r:.100} was given with budget=TokenBudget({theirs}={value}).",
+                allowed=f"The budget's {theirs} is the memory's {name}.",
+                remedy=f"Leave {name} out, or pass the same number in both.",
+            )
+        fields[name] = value
 
 
 def _check_numbers(fields: dict[str, Any]) -> None:

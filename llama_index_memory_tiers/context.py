@@ -24,6 +24,7 @@ from llama_index_memory_tiers.budget import (
     TokenCounter,
     WindowPlan,
     section_text,
+    widened,
 )
 from llama_index_memory_tiers.copies import PlainText, Source, clone, many_objects
 from llama_index_memory_tiers.errors import BudgetError
@@ -57,6 +58,7 @@ class Settings:
         template: How sections are written; `None` as stock does.
         recall_position: Where volatile sections go.
         raise_on_overflow: Raise when what must be shown does not fit.
+        shares: Tokens that a block may claim, by its name.
     """
 
     token_limit: int
@@ -65,6 +67,7 @@ class Settings:
     template: RichPromptTemplate | None
     recall_position: RecallPosition
     raise_on_overflow: bool
+    shares: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -398,16 +401,38 @@ class ContextBuilder:
             window_share=min(self._settings.window_share, request.limit),
             plan=request.view.plan,
         )
-        parts = {name: part for name, part in contents.items() if isinstance(part, Part)}
+        shares = self._settings.shares
+        parts = {
+            name: replace(part, share_tokens=shares[name]) if name in shares else part
+            for name, part in contents.items()
+            if isinstance(part, Part)
+        }
         ordered = sorted((b for b in self._blocks if b.name in parts), key=lambda block: block.priority)
         packer.begin([parts[block.name] for block in ordered if block.priority == 0])
-        for block in ordered:
+        for at, block in enumerate(ordered):
             if block.priority > 0:
-                part = parts[block.name]
+                part = self._widened(packer, [parts[each.name] for each in ordered[at:]])
                 cut = None if part.items else await self._cut_to_fit(block, part, packer.room(part))
                 packer.take(part if cut is None else cut, cut=cut is not None)
         packer.fill()
         return packer.result()
+
+    def _widened(self, packer: Packer, parts: Sequence[Part]) -> Part:
+        """The first of these parts; its share is as much larger as the others leave, if its block will cut it."""
+        part, later = parts[0], parts[1:]
+        if part.items or part.share_tokens is None or self._size(part.messages or part.blocks) <= packer.room(part):
+            return part
+        sizes = [self._size_of(each) for each in later]
+        claims = [
+            size if each.share_tokens is None else min(size, each.share_tokens)
+            for size, each in zip(sizes, later, strict=True)
+        ]
+        free = packer.room(replace(part, share_tokens=None))
+        return replace(part, share_tokens=widened(part.share_tokens, free, claims))
+
+    def _size_of(self, part: Part) -> int:
+        text = section_text(part.items) if part.items else ""
+        return self._counter.text(text) + self._size(part.messages or part.blocks)
 
     async def _cut_to_fit(self, block: BaseMemoryBlock[Any], part: Part, room: int) -> Part | None:
         """Let a foreign block cut its own content; `None` when it need not or does not."""

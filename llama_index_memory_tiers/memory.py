@@ -32,7 +32,7 @@ from llama_index_memory_tiers.arguments import (
     resolve_places,
 )
 from llama_index_memory_tiers.blocks import consumers_of
-from llama_index_memory_tiers.budget import TokenCounter, plan_flush, window_row
+from llama_index_memory_tiers.budget import TokenBudget, TokenCounter, plan_flush, window_row
 from llama_index_memory_tiers.context import ContextBuilder, Request, Settings, make_request
 from llama_index_memory_tiers.delivery import Delivery, Key
 from llama_index_memory_tiers.entries import EntryMaker
@@ -90,6 +90,7 @@ class TieredMemory(Memory):
             private temporary database.
         token_limit: Everything that `aget` returns, in tokens; default 30 000.
         reserve_tokens: Room left for what is outside memory: system prompt, tool schemas, the answer; default 0.
+        budget: A `TokenBudget`: sets `token_limit`, `reserve_tokens`, the window's share and one for each block.
         chat_history_token_ratio: Share of the limit above which old turns leave the window, 0 to 1; default 0.7.
         token_flush_size: About so many tokens leave at once; default a tenth of the limit, at most 3 000.
         window_messages: Also flush above so many messages; default no bound.
@@ -115,6 +116,7 @@ class TieredMemory(Memory):
     user_id: str | None = None
     agent_id: str | None = None
     reserve_tokens: int = 0
+    budget: TokenBudget | None = None
     window_messages: int | None = None
     overflow: Literal["event", "raise"] = "event"
     delivery: Literal["background", "inline"] = "background"
@@ -172,6 +174,7 @@ class TieredMemory(Memory):
             template=self.memory_blocks_template,
             recall_position=self.recall_position,
             raise_on_overflow=self.overflow == "raise",
+            shares=self.budget.parts if self.budget is not None else {},
         )
         self._shared = _Shared(
             storage=storage,
@@ -219,9 +222,10 @@ class TieredMemory(Memory):
         **ours: Any,
     ) -> Self:
         """Make a memory from the arguments of the class; `chat_history` is its first window, as after `set`."""
+        if ours.get("budget") is None or token_limit != DEFAULT_TOKEN_LIMIT:
+            ours["token_limit"] = token_limit  # else it was left out: the budget says it
         memory = cls(
             session_id=session_id,
-            token_limit=token_limit,
             memory_blocks=memory_blocks or [],
             tokenizer_fn=tokenizer_fn,
             chat_history_token_ratio=chat_history_token_ratio,
@@ -289,7 +293,10 @@ class TieredMemory(Memory):
             "user_id": self.user_id,
             "agent_id": self.agent_id,
             "settings": {name: getattr(self, name) for name in _HANDLE_SETTINGS}
-            | {"insert_method": self.insert_method.value},
+            | {
+                "insert_method": self.insert_method.value,
+                "budget": self.budget.to_dict() if self.budget is not None else None,
+            },
         }
 
     @classmethod
@@ -337,13 +344,16 @@ class TieredMemory(Memory):
             )
         if not isinstance(address, Storage):
             address = Storage(address, table_name=handle["table_name"], db_schema=handle["db_schema"])
+        kept = {**handle["settings"]}
+        if settings.get("budget") is not None:
+            kept = {name: value for name, value in kept.items() if name not in {"token_limit", "reserve_tokens"}}
         memory = cls(
             storage=address,
             session_id=handle["session_id"],
             user_id=handle["user_id"],
             agent_id=handle["agent_id"],
             memory_blocks=memory_blocks or [],
-            **{**handle["settings"], **settings},
+            **{**kept, **settings},
         )
         memory._shared.owns_storage = not isinstance(storage, Storage)
         return memory
@@ -678,6 +688,8 @@ class TieredMemory(Memory):
 
     @property
     def _window_tokens(self) -> int:
+        if self.budget is not None:
+            return self.budget.window_tokens(self.chat_history_token_ratio)
         return int((self.token_limit - self.reserve_tokens) * self.chat_history_token_ratio)
 
     def _make_window(self) -> SessionWindow:

@@ -33,6 +33,8 @@ CENTROID_ROWS = 20.0
 """The common direction of all vectors is taken off a question as far as there are rows to tell it: half at 20 rows."""
 SESSION_BEST = 3
 """A session counts by its three best messages."""
+SITTING_GAP_SECONDS = 6 * 3600.0
+"""A silence that ends a sitting: agents keep one session for months, while what belongs together is said together."""
 SESSION_POOL = 2_000
 """Sessions are judged by this many best messages, so that the cost does not grow with the owner."""
 
@@ -155,7 +157,7 @@ def of_max(values: Floats, among: Mask) -> Floats:
 
 
 def session_prior(scores: Floats, sessions: Ints, pool: int = SESSION_POOL) -> Floats:
-    """How well each row's session matches.
+    """How well each row's session, or the sitting of it, matches.
 
     Args:
         scores: Scores so far; rows that don't count have 0 or less, shape (rows,).

@@ -264,9 +264,9 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 def escape(text: str) -> str:
     """Make stored text inert inside a `<memory>` section.
 
-    It opens and closes no tag, forges no chat template mark such as `<|im_start|>`, and, as its further lines are indented by two spaces, no line of it can pose as
-    another speaker's. `html.unescape` gives a text without line breaks, control characters and lone surrogates
-    back unchanged.
+    It opens and closes no tag and forges no mark of a chat template such as `<|im_start|>`; as its further lines are
+    indented by two spaces, no line of it can pose as another speaker's. `html.unescape` gives a text without line
+    breaks, control characters and lone surrogates back unchanged.
 
     Args:
         text: What somebody said.

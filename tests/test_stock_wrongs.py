@@ -266,12 +266,10 @@ async def _lost(sessions: Sequence[Memory]) -> int:
     return put - sum([len(await memory.aget_all()) for memory in sessions])
 
 
-@both
-async def test_many_first_uses_at_once_find_their_tables(bench: Bench, kind: str) -> None:
-    """Stock fails with "no such table"; two of its processes create it twice."""
-    memory = bench.make(kind)
-    results = await asyncio.gather(*(memory.aget() for _ in range(5)), return_exceptions=True)
-    assert all(result == [] for result in results) == (kind == "ours")
+async def test_many_first_uses_at_once_find_their_tables(bench: Bench) -> None:
+    """Stock often fails with "no such table", by chance; two of its processes create it twice."""
+    memory = bench.make("ours")
+    assert await asyncio.gather(*(memory.aget() for _ in range(20))) == [[]] * 20
 
 
 # --- cost ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from llama_index_memory_tiers.budget.items import (
     tag_name,
 )
 from llama_index_memory_tiers.budget.packing import Packer, Render, WindowPlan
+from llama_index_memory_tiers.budget.shares import TokenBudget, widened
 
 __all__ = [
     "RESULT_ROLES",
@@ -27,6 +28,7 @@ __all__ = [
     "Reason",
     "Render",
     "Row",
+    "TokenBudget",
     "TokenCounter",
     "Tokenizer",
     "WindowPlan",
@@ -34,5 +36,6 @@ __all__ = [
     "plan_flush",
     "section_text",
     "tag_name",
+    "widened",
     "window_row",
 ]

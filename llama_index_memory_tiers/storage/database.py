@@ -337,12 +337,6 @@ class Database:
             event.listen(engine.sync_engine, "connect", lambda connection, _: drivers.add(connection.driver_connection))
         return engine
 
-    async def _settled(self) -> None:
-        here = asyncio.get_running_loop()
-        mine = [task for task in list(self._running) if task.get_loop() is here]
-        if mine:
-            await asyncio.gather(*mine, return_exceptions=True)
-
     def _drop_dead_loops(self) -> None:
         for loop in list(self._engines):
             if loop.is_closed():
@@ -362,19 +356,26 @@ class Database:
         _stop(list(drivers))
 
     async def _dispose(self, loop: asyncio.AbstractEventLoop, engine: AsyncEngine) -> None:
-        await asyncio.gather(*[task for task in self._running if task.get_loop() is loop], return_exceptions=True)
+        await self._settle(loop)
         await engine.dispose()
 
-    async def aclose(self) -> None:
-        """Wait for running transactions of this loop and close what this object opened, on other loops as well."""
-        self.closed = True
-        await portal.here(self._settled())
-        await self._settled()
+    async def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
+        mine = [task for task in list(self._running) if task.get_loop() is loop]
+        await asyncio.gather(*mine, return_exceptions=True)
+
+    async def _close_here(self) -> None:
         here = asyncio.get_running_loop()
+        await self._settle(here)
         keeper = self._keepers.pop(here, None)
         if keeper is not None:
             await keeper.aclose()
         self._engines.pop(here, None)
+
+    async def aclose(self) -> None:
+        """Wait for running transactions of this loop and close what this object opened, on other loops as well."""
+        self.closed = True
+        await portal.here(self._close_here())
+        await self._close_here()
         for loop in list(self._engines):
             self._leave(loop)
         if self.address.private is not None:

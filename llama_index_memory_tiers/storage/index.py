@@ -291,7 +291,7 @@ _FIELDS = (
 _COLUMNS: Mapping[str, Any] = {
     "id": np.int64, "kind": np.int32, "block": np.int32, "speaker": np.int32, "session": np.int32,
     "group": np.int64, "sid": np.int64, "seq": np.int64, "said": np.float64, "expires": np.float64,
-    "tokens": np.int64, "length": np.float32, "live": np.bool_, "embedded": np.bool_,
+    "sitting": np.int32, "tokens": np.int64, "length": np.float32, "live": np.bool_, "embedded": np.bool_,
 }  # fmt: skip
 
 
@@ -407,6 +407,7 @@ class OwnerIndex:
             "id": read["id"],
             "session": session,
             "group": np.where(homeless, -1, group),
+            "sitting": np.full(len(homeless), -1),
             "sid": np.nan_to_num(sid, nan=-1),
             "seq": np.nan_to_num(seq, nan=-1),
             "said": said,
@@ -436,7 +437,7 @@ class OwnerIndex:
         return vectors, fits
 
     def _link(self, touched: set[int]) -> None:
-        """Find the neighbours of the messages in the groups that changed."""
+        """Find the neighbours and the sittings of the messages in the groups that changed."""
         self._near = None
         missing = len(self._columns["id"]) - len(self._before)
         if missing > 0:
@@ -456,6 +457,15 @@ class OwnerIndex:
         same = np.flatnonzero(group[slots[1:]] == group[slots[:-1]])
         self._after[slots[same]] = slots[same + 1]
         self._before[slots[same + 1]] = slots[same]
+        if slots.size:
+            self._column("sitting")[slots] = self._sittings(slots, group)
+
+    def _sittings(self, slots: _Array, group: _Array) -> _Array:
+        """Number each message's sitting by the place of its first one; slots in the order of groups and messages."""
+        said = self._column("said")[slots]
+        silent = np.abs(np.diff(said)) > scoring.SITTING_GAP_SECONDS
+        starts = np.flatnonzero(np.r_[True, silent | (group[slots[1:]] != group[slots[:-1]])])
+        return slots[np.repeat(starts, np.diff(np.r_[starts, slots.size]))]
 
     def _compact(self) -> None:
         """Give up the places of removed rows."""
@@ -521,7 +531,7 @@ class OwnerIndex:
                 return []
             score = np.sum(list(legs.values()), axis=0, dtype=np.float32)
             best = np.where(evidence, score, np.float32(0))
-            prior = np.float32(self._weights.session) * scoring.session_prior(best, self._column("session"))
+            prior = np.float32(self._weights.session) * scoring.session_prior(best, self._column("sitting"))
             legs["session"] = prior
             score += prior
             rows = np.flatnonzero(among & (evidence | (prior > 0)))

@@ -57,14 +57,33 @@ def filled(*rows, **settings_):
 # ---- a plain-Python twin
 
 
+def line_of(row, rows):
+    """The messages of the row's session, kind and block, in order."""
+    return sorted(
+        (r for r in rows if (r.sid, r.kind, r.block) == (row.sid, row.kind, row.block) and r.seq is not None),
+        key=lambda r: (r.seq, r.id),
+    )
+
+
+def sitting(row, rows):
+    """The first message since a silence of more than six hours; None without a place."""
+    if row.sid is None or row.seq is None:
+        return None
+    first, last = None, None
+    for r in line_of(row, rows):
+        silent = last is not None and None not in {r.said_at, last} and abs(r.said_at - last) > 6 * 3600
+        first = r.id if first is None or silent else first
+        last = r.said_at
+        if r.id == row.id:
+            return first
+    return None
+
+
 def neighbours(row, rows):
     """Two on each side, in the row's session, kind and block, with their shares."""
     if row.sid is None or row.seq is None:
         return []
-    line = sorted(
-        (r for r in rows if (r.sid, r.kind, r.block) == (row.sid, row.kind, row.block) and r.seq is not None),
-        key=lambda r: (r.seq, r.id),
-    )
+    line = line_of(row, rows)
     at = [r.id for r in line].index(row.id)
     shares = dict(zip((-1, -2, 1, 2), (*scoring.WINDOW_BEFORE, *scoring.WINDOW_AFTER), strict=True))
     return [(line[at + step], share) for step, share in shares.items() if 0 <= at + step < len(line)]
@@ -141,14 +160,15 @@ def plain_search(query, states):
         s -= w.question * (module._hash(QUESTION) in counts_of(r))
         score[r.id] = s
     best = {}
+    together = {r.id: sitting(r, rows) for r in among}
     for r in among:
-        if r.id in evidence and r.sid is not None and score[r.id] > 0:
-            best.setdefault(r.sid, []).append(score[r.id])
-    prior = {sid: sum(sorted(found, reverse=True)[:3]) / 3 for sid, found in best.items()}
+        if r.id in evidence and together[r.id] is not None and score[r.id] > 0:
+            best.setdefault(together[r.id], []).append(score[r.id])
+    prior = {first: sum(sorted(found, reverse=True)[:3]) / 3 for first, found in best.items()}
     return {
-        r.id: score[r.id] + w.session * prior.get(r.sid, 0)
+        r.id: score[r.id] + w.session * prior.get(together[r.id], 0)
         for r in among
-        if evidence and (r.id in evidence or prior.get(r.sid, 0) > 0)
+        if evidence and (r.id in evidence or prior.get(together[r.id], 0) > 0)
     }
 
 
