@@ -6,6 +6,7 @@ from llama_index_memory_tiers.blocks import (
     TieredMemoryBlock,
     VectorMemoryBlock,
 )
+from llama_index_memory_tiers.budget import TokenBudget
 from llama_index_memory_tiers.errors import (
     BudgetError,
     ConfigurationError,
@@ -38,5 +39,6 @@ __all__ = [
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",
+    "TokenBudget",
     "VectorMemoryBlock",
 ]

@@ -35,7 +35,6 @@ from llama_index.core.memory import VectorMemoryBlock as StockVector
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.storage.chat_store import sql as stock_sql
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -232,21 +231,13 @@ async def test_concurrent_puts_in_our_log_are_delivered_once_each(bench: Bench) 
     assert sorted(str(one) for one in block.heard) == sorted(said)
 
 
-@both
-async def test_sessions_that_write_at_once_into_the_default_store_lose_nothing(kind: str) -> None:
-    """The default `:memory:` database is one connection: commits and rollbacks of others meet in it."""
-    if kind == "ours":
-        async with TieredMemory(session_id="0") as first:
-            sessions: list[Any] = [first, *(first.for_session(str(number)) for number in range(1, 20))]
-            lost = await _lost(sessions)
-    else:
-        store = SQLAlchemyChatStore(table_name="t")
-        await store.get_messages("warm")
-        lost = await _lost([Memory.from_defaults(session_id=str(n), chat_store=store) for n in range(20)])
-        engine = store._async_engine
-        assert engine is not None
-        await engine.dispose()
-    assert (lost == 0) == (kind == "ours")
+async def test_sessions_that_write_at_once_into_the_default_store_lose_nothing() -> None:
+    """Stock's default `:memory:` database is one connection, in which commits and rollbacks of others meet: it loses
+    most, by chance.
+    """
+    async with TieredMemory(session_id="0") as first:
+        sessions: list[Any] = [first, *(first.for_session(str(number)) for number in range(1, 20))]
+        assert await _lost(sessions) == 0
 
 
 async def _lost(sessions: Sequence[Memory]) -> int:

@@ -26,8 +26,8 @@ class TokenBudget:
             `reserve_tokens`; default 0.
         window: Tokens that the recent messages may claim; takes the place of `chat_history_token_ratio`. Default
             `None`: that ratio of `total - reserve`, at most what the parts leave.
-        parts: Name of a block → tokens, its tags included, that it may claim; a block without a share may claim all that
-            is free when its turn comes, by priority.
+        parts: Name of a block → tokens, its tags included, that it may claim. A block without a share may claim all
+            that is free when its turn comes, by priority.
 
     Raises:
         ConfigurationError: A share is negative or no whole number, or the shares exceed `total - reserve`.
