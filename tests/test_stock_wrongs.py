@@ -232,9 +232,7 @@ async def test_concurrent_puts_in_our_log_are_delivered_once_each(bench: Bench) 
 
 
 async def test_sessions_that_write_at_once_into_the_default_store_lose_nothing() -> None:
-    """Stock's default `:memory:` database is one connection, in which commits and rollbacks of others meet: it loses
-    most, by chance.
-    """
+    """Stock loses most of them, by chance: commits and rollbacks of all meet in its one connection."""
     async with TieredMemory(session_id="0") as first:
         sessions: list[Any] = [first, *(first.for_session(str(number)) for number in range(1, 20))]
         assert await _lost(sessions) == 0
