@@ -7,6 +7,7 @@ from llama_index_memory_tiers.blocks import (
     VectorMemoryBlock,
 )
 from llama_index_memory_tiers.budget import TokenBudget
+from llama_index_memory_tiers.chats import Chat, ChatTurn, RecallQuestion, read_chat_file
 from llama_index_memory_tiers.errors import (
     BudgetError,
     ConfigurationError,
@@ -14,6 +15,7 @@ from llama_index_memory_tiers.errors import (
     MemoryTiersError,
     StorageError,
 )
+from llama_index_memory_tiers.evaluation import RecallOutcome, RecallReport, evaluate_recall
 from llama_index_memory_tiers.events import ContextReport, FlushReport
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.records import StoredMessage
@@ -25,12 +27,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BudgetError",
+    "Chat",
+    "ChatTurn",
     "ConfigurationError",
     "ContextReport",
     "FactExtractionMemoryBlock",
     "FlushReport",
     "InvalidMessageError",
     "MemoryTiersError",
+    "RecallOutcome",
+    "RecallQuestion",
+    "RecallReport",
     "Redactor",
     "StaticMemoryBlock",
     "Storage",
@@ -41,4 +48,6 @@ __all__ = [
     "TieredMemoryBlock",
     "TokenBudget",
     "VectorMemoryBlock",
+    "evaluate_recall",
+    "read_chat_file",
 ]

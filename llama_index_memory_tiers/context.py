@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -97,15 +97,17 @@ class WindowView:
     """A window as the packer sees it; its messages are shared by all contexts until the window changes.
 
     Args:
-        window: The window. It is held along, so that its id is not given to another one.
-        rows: Its messages.
+        window: The window.
+        rows: Its messages, those of the running turn as they were said.
         plan: What comes and goes together.
+        stored: The messages as they are stored, without secrets: what blocks, models and reports may see.
         sources: What each message is made from, by the identity of the shared one.
     """
 
     window: Window
     rows: tuple[Row, ...]
     plan: WindowPlan
+    stored: tuple[ChatMessage, ...]
     sources: Mapping[int, Source]
 
     def handed_out(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -119,7 +121,7 @@ class WindowView:
 
 
 class WindowViews:
-    """The newest views, as a log hands out the same window until it changes.
+    """The newest view of each session, as a log hands out the same window until it changes.
 
     Args:
         counter: Measures.
@@ -127,30 +129,32 @@ class WindowViews:
 
     def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
-        self._kept: OrderedDict[int, WindowView] = OrderedDict()
+        self._kept: OrderedDict[Scope, WindowView] = OrderedDict()
 
-    def of(self, window: Window, raw: Mapping[str, ChatMessage]) -> WindowView:
+    def of(self, scope: Scope, window: Window, raw: Mapping[str, ChatMessage]) -> WindowView:
         """The view of a window.
 
         Args:
+            scope: Whose.
             window: The active messages, as stored.
             raw: Messages of the running turn whose secrets were replaced in the store, by id.
 
         Returns:
             The view; with raw messages it is made for this request alone.
         """
-        known = self._kept.get(id(window))
-        if known is None:
-            known = self._kept[id(window)] = _view(window)
-            while len(self._kept) > _REMEMBERED_TURNS:
-                self._kept.popitem(last=False)
+        known = self._kept.get(scope)
+        if known is None or known.window is not window:
+            known = self._kept[scope] = _view(window)
+        self._kept.move_to_end(scope)
+        while len(self._kept) > _REMEMBERED_TURNS:
+            self._kept.popitem(last=False)
         if not raw:
             return known
-        rows = [
+        rows = tuple(
             self._said(raw[stored.id], row) if stored.id in raw else row
             for stored, row in zip(window.messages, known.rows, strict=True)
-        ]
-        return WindowView(window, tuple(rows), WindowPlan(rows), known.sources)
+        )
+        return WindowView(window, rows, WindowPlan(rows), known.stored, known.sources)
 
     def _said(self, message: ChatMessage, row: Row) -> Row:
         return Row(message, self._counter.message(message), row.place)
@@ -160,7 +164,7 @@ def _view(window: Window) -> WindowView:
     with many_objects():
         rows = tuple(Row(stored.message, stored.tokens, stored.place) for stored in window.messages)
         sources = {id(row.message): stored.source for row, stored in zip(rows, window.messages, strict=True)}
-    return WindowView(window, rows, WindowPlan(rows), sources)
+    return WindowView(window, rows, WindowPlan(rows), tuple(row.message for row in rows), sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,7 @@ def make_request(
     *,
     asked: str | ChatMessage | None,
     messages: Sequence[ChatMessage] | None,
+    redact: Callable[[ChatMessage], ChatMessage],
     limit: int,
     now: datetime,
     block_kwargs: Mapping[str, Any],
@@ -213,6 +218,7 @@ def make_request(
         view: The active messages.
         asked: The request as text or message; `None` means the newest user message.
         messages: Or these messages, whose newest user message is the request.
+        redact: Takes secrets out of what the caller told, before any block or model sees it.
         limit: Tokens allowed.
         now: The clock.
         block_kwargs: Passed on to foreign blocks.
@@ -225,7 +231,8 @@ def make_request(
         given.append(asked)
     elif asked is not None:
         given.append(ChatMessage(role=MessageRole.USER, content=asked))
-    shown = [row.message for row in view.rows]
+    given = [redact(message) for message in given]
+    shown = view.stored
     text = newest_request(given) or (given[-1].content or "" if given else newest_request(shown))
     return Request(
         scope=scope,
@@ -290,8 +297,13 @@ class ContextBuilder:
         Raises:
             BudgetError: What must be shown does not fit, and the memory was told to raise.
         """
-        contents = await self.contents(request)
-        packed = await self._pack(request, contents)
+        contents = await self._answers([b for b in self._blocks if b.priority == 0], request, frozenset())
+        packer = self._packer(request)
+        packer.begin([part for part in contents.values() if isinstance(part, Part)])
+        # The window is planned first: what it shows need not be recalled.
+        others = [block for block in self._blocks if block.priority > 0]
+        contents |= await self._answers(others, request, packer.shown)
+        packed = await self._pack(packer, contents)
         if packed.overflow and self._settings.raise_on_overflow:
             raise BudgetError(
                 f"The newest user message and the blocks of priority 0 take {packed.total} tokens.",
@@ -310,30 +322,33 @@ class ContextBuilder:
 
     # -- recall ----------------------------------------------------------------------------------------------
 
-    async def contents(self, request: Request) -> dict[str, Content]:
-        """Ask all blocks at once; one that fails or is slow costs its own section only.
+    async def _answers(
+        self, blocks: Sequence[BaseMemoryBlock[Any]], request: Request, visible: frozenset[Place]
+    ) -> dict[str, Content]:
+        """Ask blocks at once; one that fails or is slow costs its own section only.
 
         What our blocks recalled is remembered within a turn; others may change at any time and are asked each time.
         """
+        window = request.view.window
         key = (
-            request.view.window.sid, request.view.window.owner_rev, request.turn, request.text, request.limit,
-            repr(request.block_kwargs) if request.block_kwargs else "",
+            window.sid, window.owner_rev, request.turn, request.text, request.limit, visible,
+            tuple(block.name for block in blocks), repr(request.block_kwargs) if request.block_kwargs else "",
         )  # fmt: skip
-        cacheable = request.view.window.sid != 0 and not request.told
+        cacheable = window.sid != 0 and not request.told
         remembered = self._turns.get(key) if cacheable else None
         known = remembered or {}
-        asked = [block for block in self._blocks if block.name not in known]
-        answers = await asyncio.gather(*(self._ask(block, request) for block in asked))
+        asked = [block for block in blocks if block.name not in known]
+        answers = await asyncio.gather(*(self._ask(block, request, visible) for block in asked))
         found = {**known, **{block.name: answer for block, answer in zip(asked, answers, strict=True)}}
         if cacheable and remembered is None:
             ours = {block.name: found[block.name] for block in asked if isinstance(block, TieredMemoryBlock)}
             self._turns.put(key, ours)
-        return {block.name: found[block.name] for block in self._blocks}
+        return found
 
     async def raw_contents(self, request: Request) -> dict[str, Any]:
         """What each block says, uncut: text, content blocks or messages; empty answers are missing."""
         found: dict[str, Any] = {}
-        for name, content in (await self.contents(request)).items():
+        for name, content in (await self._answers(self._blocks, request, frozenset())).items():
             if isinstance(content, Exception):
                 continue
             if content.items:
@@ -346,41 +361,30 @@ class ContextBuilder:
                 found[name] = list(content.blocks)
         return found
 
-    async def _ask(self, block: BaseMemoryBlock[Any], request: Request) -> Content:
+    async def _ask(self, block: BaseMemoryBlock[Any], request: Request, visible: frozenset[Place]) -> Content:
         seconds = getattr(block, "timeout_seconds", _FOREIGN_SECONDS)
         try:
             if isinstance(block, TieredMemoryBlock):
-                return await asyncio.wait_for(self._recall(block, request), seconds)
+                return await asyncio.wait_for(self._recall(block, request, visible), seconds)
             return await asyncio.wait_for(self._get(block, request), seconds)
         except Exception as error:  # noqa: BLE001  # a block may raise anything; the chat goes on
             emit(BlockFailed(session_id=request.scope.session_id, block=block.name, error=type(error).__name__))
             return error
 
-    async def _recall(self, block: TieredMemoryBlock, request: Request) -> Part:
+    async def _recall(self, block: TieredMemoryBlock, request: Request, visible: frozenset[Place]) -> Part:
         owner = owner_key(request.scope, request.view.window.sid, per_session=block.per_session)
         query = Query(
             text=request.text,
             now=request.now,
             scope=request.scope,
             messages=request.messages,
-            visible=self._surely_visible(request),
+            visible=visible,
             allowance=request.limit,
             counter=self._counter,
             sid=request.view.window.sid,
         )
         items = await block.recall(query, OwnerReader(self._storage.records, owner, block.key))
         return Part(block.name, block.priority, items=tuple(items), stable=block.stable)
-
-    def _surely_visible(self, request: Request) -> frozenset[Place]:
-        """The window from its end, as far as its share reaches: no need to recall it."""
-        visible: set[Place] = set()
-        tokens = 0
-        for row in reversed(request.view.rows):
-            tokens += row.tokens
-            if tokens > min(self._settings.window_share, request.limit) or row.place is None:
-                break
-            visible.add(row.place)
-        return frozenset(visible)
 
     async def _get(self, block: BaseMemoryBlock[Any], request: Request) -> Part:
         content = await block.aget(
@@ -392,8 +396,8 @@ class ContextBuilder:
 
     # -- packing ---------------------------------------------------------------------------------------------
 
-    async def _pack(self, request: Request, contents: Mapping[str, Content]) -> Packed:
-        packer = Packer(
+    def _packer(self, request: Request) -> Packer:
+        return Packer(
             self._counter,
             limit=request.limit,
             rows=request.view.rows,
@@ -401,6 +405,9 @@ class ContextBuilder:
             window_share=min(self._settings.window_share, request.limit),
             plan=request.view.plan,
         )
+
+    async def _pack(self, packer: Packer, contents: Mapping[str, Content]) -> Packed:
+        """Fill what the window and priority 0 have left."""
         shares = self._settings.shares
         parts = {
             name: replace(part, share_tokens=shares[name]) if name in shares else part
@@ -408,7 +415,6 @@ class ContextBuilder:
             if isinstance(part, Part)
         }
         ordered = sorted((b for b in self._blocks if b.name in parts), key=lambda block: block.priority)
-        packer.begin([parts[block.name] for block in ordered if block.priority == 0])
         for at, block in enumerate(ordered):
             if block.priority > 0:
                 part = self._widened(packer, [parts[each.name] for each in ordered[at:]])

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from llama_index_memory_tiers.blocks.absorbing import Consumer, Due, Step, absorb, absorb_letter
+from llama_index_memory_tiers.blocks.absorbing import BUSY, Consumer, Due, Step, absorb, absorb_letter
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import StorageClosedError
 from llama_index_memory_tiers.events import BlockProgress, FlushReport
@@ -24,6 +24,7 @@ Key = tuple[str, str]
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
 _DRAINED_USERS = 10_000
+_KNOWN_SESSIONS = 10_000
 # Words of 100 turns are absorbed in about half a second; an answer does not wait longer for an embedding service.
 _FRESHEN_SECONDS = 2.0
 
@@ -43,18 +44,23 @@ class _Pause:
 
     Args:
         seconds: About how long; doubles with each failure.
-        until: End by the loop's clock.
+        until: End by the loop's clock, which is the same for all loops of a process.
+        busy: Nothing failed: another worker holds the claim.
     """
 
     seconds: float
     until: float
+    busy: bool
 
     @classmethod
     def after(cls, block: BlockProgress, before: _Pause | None, now: float) -> _Pause:
         seconds = _FIRST_PAUSE_SECONDS
         if before is not None and not block.absorbed and not block.parked:
+            if before.until > now:
+                return before  # a call that did not wait for its end does not prolong it
             seconds = min(_LONGEST_PAUSE_SECONDS, before.seconds * 2)
-        return cls(seconds, now + random.uniform(seconds / 2, seconds))  # noqa: S311  # jitter, not a secret
+        until = now + random.uniform(seconds / 2, seconds)  # noqa: S311  # jitter, not a secret
+        return cls(seconds, until, busy=block.error == BUSY)
 
 
 class Delivery:
@@ -88,12 +94,29 @@ class Delivery:
         self._cut: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._drained: OrderedDict[str, None] = OrderedDict()
+        self._attached: OrderedDict[Key, None] = OrderedDict()
+        self._pauses: OrderedDict[Key, dict[str, _Pause]] = OrderedDict()
         self._closed = False
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Keys of the blocks that absorb."""
         return tuple(consumer.key for consumer in self._consumers)
+
+    async def attach(self, key: Key) -> None:
+        """Give blocks that are new to an existing session their cursors, before the first put that they are to see.
+
+        Args:
+            key: The session; after its first put in this process nothing is to do.
+        """
+        if key in self._attached or not self._consumers:
+            return
+        session = await self._storage.log.session(*key)
+        if session is not None:
+            await self._first_cursors(session)
+        self._attached[key] = None  # not before: puts at the same time look for themselves
+        if len(self._attached) > _KNOWN_SESSIONS:
+            self._attached.popitem(last=False)
 
     # -- in the background -----------------------------------------------------------------------------------
 
@@ -145,23 +168,36 @@ class Delivery:
             self._cut.add(key)
 
     async def _run(self, key: Key, worker: _Worker) -> None:
-        pauses: dict[str, _Pause] = {}
         while True:
             worker.again.clear()
-            resting = {name: pause for name, pause in pauses.items() if pause.until > worker.loop.time()}
-            progress = await self.deliver(key, silent_seconds=worker.silent_seconds, without=resting)
-            now = worker.loop.time()
-            pauses = resting | {
-                block.block: _Pause.after(block, pauses.get(block.block), now)
-                for block in progress
-                if block.error is not None
-            }
+            await self.deliver(key, silent_seconds=worker.silent_seconds, without=self._resting(key))
+            pauses = self._pauses.get(key)
             if pauses:
                 with contextlib.suppress(asyncio.TimeoutError):
                     nearest = min(pause.until for pause in pauses.values())
-                    await asyncio.wait_for(worker.again.wait(), max(0.0, nearest - now))
+                    await asyncio.wait_for(worker.again.wait(), max(0.0, nearest - worker.loop.time()))
             elif not worker.again.is_set():
+                # Not only in `_ended`, which runs later: a put in between would wake a worker that has gone home.
+                if self._workers.get(key) is worker:
+                    del self._workers[key]
                 return
+
+    def _resting(self, key: Key) -> dict[str, _Pause]:
+        now = asyncio.get_running_loop().time()
+        return {name: pause for name, pause in self._pauses.get(key, {}).items() if pause.until > now}
+
+    def _let_rest(self, key: Key, progress: Sequence[BlockProgress]) -> None:
+        """Blocks that failed rest, those that did not rest no more, the others go on as they were."""
+        now = asyncio.get_running_loop().time()
+        pauses = self._pauses.pop(key, {})
+        for block in progress:
+            before = pauses.pop(block.block, None)
+            if block.error is not None:
+                pauses[block.block] = _Pause.after(block, before, now)
+        if pauses:
+            self._pauses[key] = pauses
+            if len(self._pauses) > _KNOWN_SESSIONS:
+                self._pauses.popitem(last=False)
 
     async def catch_up(self, key: Key) -> None:
         """Do now what a background task could not do because its loop was closed."""
@@ -208,7 +244,11 @@ class Delivery:
         user_id, asking = key
         slow = set(self.keys).difference(quick)
         for session in await self._storage.log.behind(user_id, quick, asking=asking):
-            await self._deliver(session, Due(to_head=session.session_id != asking), slow)
+            # Asked for with every context: a service that is down, or does not know us, is left alone meanwhile.
+            pauses = self._resting((user_id, session.session_id))
+            failing = {name for name, pause in pauses.items() if not pause.busy}
+            if not quick <= failing:
+                await self._deliver(session, Due(to_head=session.session_id != asking), slow | failing)
 
     def _drain_ended(self, key: Key, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -223,9 +263,10 @@ class Delivery:
         now = self._storage.now()
         for session in await self._storage.log.behind(user_id, self.keys):
             silent_seconds = max(0.0, (now - session.last_put_at) / 1e6)
-            progress = await self._deliver(session, Due(silent_seconds=silent_seconds))
-            if any(block.error is not None for block in progress):
-                self.schedule((user_id, session.session_id), silent_seconds=silent_seconds)
+            key = (user_id, session.session_id)
+            await self._deliver(session, Due(silent_seconds=silent_seconds), self._resting(key))
+            if key in self._pauses:
+                self.schedule(key, silent_seconds=silent_seconds)
 
     # -- on request ------------------------------------------------------------------------------------------
 
@@ -260,14 +301,7 @@ class Delivery:
         total = {consumer.key: BlockProgress(consumer.key) for consumer in self._consumers}
         for key in keys:
             for block in await self.deliver(key, to_head=True):
-                before = total[block.block]
-                total[block.block] = replace(
-                    before,
-                    absorbed=before.absorbed + block.absorbed,
-                    pending=before.pending + block.pending,
-                    parked=before.parked + block.parked,
-                    error=block.error or before.error,
-                )
+                total[block.block] = _sum(total[block.block], block)
         return FlushReport(tuple(total.values()))
 
     async def replay(self, letters: Iterable[DeadLetter], user_id: str) -> FlushReport:
@@ -288,13 +322,9 @@ class Delivery:
             if session is None or consumer is None:
                 continue
             step = await absorb_letter(self._storage, consumer, session, letter, counter=self._counter)
-            before = total[letter.block]
-            total[letter.block] = replace(
-                before,
-                absorbed=before.absorbed + step.messages,
-                pending=before.pending + (letter.hi - letter.lo if step.error else 0),
-                error=step.error or before.error,
-            )
+            pending = letter.hi - letter.lo if step.error else 0
+            found = BlockProgress(letter.block, step.messages, pending, step.error)
+            total[letter.block] = _sum(total[letter.block], found)
         return FlushReport(tuple(total.values()))
 
     async def _deliver(self, session: Session, due: Due, without: Collection[str] = ()) -> tuple[BlockProgress, ...]:
@@ -302,7 +332,9 @@ class Delivery:
         if any("flush" in consumer.absorb_on for consumer in self._consumers):
             due = replace(due, flushed_until=await self._storage.log.flushed_until(session.sid))
         working = [consumer for consumer in self._consumers if consumer.key not in without]
-        return tuple(await asyncio.gather(*(self._deliver_to(consumer, session, due) for consumer in working)))
+        progress = await asyncio.gather(*(self._deliver_to(consumer, session, due) for consumer in working))
+        self._let_rest((session.user_id, session.session_id), progress)
+        return tuple(progress)
 
     async def _first_cursors(self, session: Session) -> None:
         """A block that was attached later starts at the head if it costs model calls, else at the beginning."""
@@ -359,3 +391,13 @@ class Delivery:
                 task.get_loop().call_soon_threadsafe(task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*mine, return_exceptions=True)
+
+
+def _sum(before: BlockProgress, more: BlockProgress) -> BlockProgress:
+    return replace(
+        before,
+        absorbed=before.absorbed + more.absorbed,
+        pending=before.pending + more.pending,
+        parked=before.parked + more.parked,
+        error=more.error or before.error,
+    )

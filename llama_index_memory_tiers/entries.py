@@ -104,6 +104,10 @@ class EntryMaker:
         )
         return About(codec.to_microseconds(moment), codec.encode_meta(meta))
 
+    def redacted(self, message: ChatMessage) -> ChatMessage:
+        """The message without secrets; the same object when it holds none."""
+        return message if self._redactor is None else self._redactor.message(message)
+
     async def make(self, messages: Sequence[ChatMessage], uids: Sequence[str | None] | None, about: About) -> Prepared:
         """Turn messages into entries.
 
@@ -145,7 +149,7 @@ class EntryMaker:
                 continue
             if said.role == MessageRole.USER:
                 raw, new_turn = {}, True
-            kept = said if self._redactor is None else self._redactor.message(said)
+            kept = self.redacted(said)
             if kept is not said:
                 raw[uid] = clone(said)
             entries.append(
@@ -164,7 +168,11 @@ class EntryMaker:
     def _own_words(self, message: ChatMessage) -> ChatMessage | None:
         if not isinstance(message, ChatMessage):
             raise _wrong("message", type(message), "a llama_index ChatMessage")
-        return strip_recalled(message) if message.role in _RECALLING_ROLES else message
+        if message.role not in _RECALLING_ROLES:
+            return message
+        left = strip_recalled(message)
+        # What a person said is kept, even if it looks like nothing but a memory.
+        return message if left is None and message.role == MessageRole.USER else left
 
 
 def _several(values: object) -> tuple[Any, ...] | None:

@@ -106,7 +106,7 @@ class FlushReport:
         return not any(block.pending for block in self.blocks)
 
     def __str__(self) -> str:
-        return _table(
+        return table(
             ("block", "absorbed", "pending", "parked", "error"),
             [(b.block, b.absorbed, b.pending, b.parked, b.error or "") for b in self.blocks],
         )
@@ -180,7 +180,7 @@ class ContextReport:
 
     def __str__(self) -> str:
         head = f"{self.tokens} of {self.limit} tokens" + (" (overflow)" if self.overflow else "")
-        return f"{head}\n{_table(_HEADS, self._rows())}"
+        return f"{head}\n{table(_HEADS, self._rows())}"
 
     def _rows(self) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = [
@@ -201,7 +201,8 @@ class ContextReport:
 _HEADS = ("part", "priority", "tokens", "kept", "left out", "error")
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Write rows below heads, in columns."""
     lines = [[str(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
     return "\n".join(

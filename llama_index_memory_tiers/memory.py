@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from llama_index.core.memory.memory import (
 )
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 from typing_extensions import Self
 
 from llama_index_memory_tiers.arguments import (
@@ -35,8 +36,8 @@ from llama_index_memory_tiers.blocks import consumers_of
 from llama_index_memory_tiers.budget import TokenBudget, TokenCounter, plan_flush, window_row
 from llama_index_memory_tiers.context import ContextBuilder, Request, Settings, make_request
 from llama_index_memory_tiers.delivery import Delivery, Key
-from llama_index_memory_tiers.entries import EntryMaker
-from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.entries import EntryMaker, Prepared
+from llama_index_memory_tiers.errors import ConfigurationError, StorageError
 from llama_index_memory_tiers.events import ContextReport, FlushReport, MessagesPut, WindowFlushed, emit
 from llama_index_memory_tiers.portal import portal
 from llama_index_memory_tiers.records import Scope, StoredMessage
@@ -44,6 +45,8 @@ from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import DeadLetter, Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 from llama_index_memory_tiers.windows import LogWindow, SessionWindow, StoreWindow
+
+_logger = logging.getLogger(__name__)
 
 HANDLE_VERSION = 1
 _RAW_SESSIONS = 1024
@@ -113,6 +116,9 @@ class TieredMemory(Memory):
         ConfigurationError: Names the argument, its value and the way out, before anything is stored.
     """
 
+    # Declared here as well, since older releases of core know one only, or in a narrower type.
+    sql_store: AsyncDBChatStore = Field(exclude=True)
+    document_token_size_estimate: int = 2048
     user_id: str | None = None
     agent_id: str | None = None
     reserve_tokens: int = 0
@@ -408,6 +414,7 @@ class TieredMemory(Memory):
         if not prepared.entries:
             return
         await self._shared.delivery.catch_up(self._key)
+        await self._shared.delivery.attach(self._key)
         result = await self._window.append(prepared.entries, self._shared.delivery.keys)
         self._remember_raw(prepared.raw, new_turn=prepared.new_turn)
         emit(MessagesPut(session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens))
@@ -420,18 +427,36 @@ class TieredMemory(Memory):
             messages: The whole window, oldest first; memory text that `aget` put into it is recognised.
         """
         prepared = await self._shared.entries.make(messages, None, self._shared.entries.describe())
+        await self._shared.delivery.attach(self._key)
         result = await self._window.replace(prepared.entries, self._shared.delivery.keys, self._window_tokens)
-        self._remember_raw(prepared.raw, new_turn=True)
+        self._remember_raw(await self._kept_raw(prepared), new_turn=True)
         await self._after_write(result.active_tokens)
+
+    async def _kept_raw(self, prepared: Prepared) -> dict[str, ChatMessage]:
+        """The running turn as it was said, by the ids that it has in the log: messages that matched keep theirs."""
+        if not prepared.raw:
+            return {}
+        stored = (await self._window.read()).messages
+        # The window ends with what was wanted.
+        pairs = zip(reversed(stored), reversed(prepared.entries), strict=False)
+        return {row.id: prepared.raw[entry.uid] for row, entry in pairs if entry.uid in prepared.raw}
 
     async def _after_write(self, active_tokens: int) -> None:
         if active_tokens > self._window_tokens or self.window_messages is not None:
-            await self._flush_window()
+            await self._postponable(self._flush_window())
         if self.delivery == "inline":
-            await self._shared.delivery.deliver(self._key)
+            await self._postponable(self._shared.delivery.deliver(self._key))
             return
         self._shared.delivery.drain_once(self.user_id or "")
         self._shared.delivery.schedule(self._key)
+
+    async def _postponable(self, work: Awaitable[object]) -> None:
+        """Do what the next put does else: the messages are stored, and who is told to repeat stores them twice."""
+        try:
+            await work
+        except StorageError as error:
+            about = {"session_id": self.session_id, "error": type(error).__name__}
+            _logger.warning("stored, the rest is left to the next put", extra=about)
 
     async def _flush_window(self) -> None:
         if self._key in self._shared.stuck:
@@ -532,9 +557,10 @@ class TieredMemory(Memory):
         raw = self._shared.raw.get(self._key, {})
         return make_request(
             self.scope,
-            self._shared.contexts.views.of(await self._window.read(), raw),
+            self._shared.contexts.views.of(self.scope, await self._window.read(), raw),
             asked=asked,
             messages=messages,
+            redact=self._shared.entries.redacted,
             limit=max(0, self.token_limit - self.reserve_tokens - initial_token_count),
             now=self.storage.clock(),
             block_kwargs=block_kwargs,

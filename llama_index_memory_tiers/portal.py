@@ -17,9 +17,13 @@ class Portal:
     """Runs coroutines to their end for callers without a loop, or with one that is busy (Jupyter).
 
     Background work that they start goes on in the thread, so that a script's deliveries need no loop of its own.
+
+    Args:
+        name: Of the thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "memory-tiers") -> None:
+        self._name = name
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -67,7 +71,7 @@ class Portal:
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="memory-tiers", daemon=True)
+                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
 
@@ -77,4 +81,7 @@ async def _within(context: contextvars.Context, work: Coroutine[Any, Any, T]) ->
     return await context.run(asyncio.ensure_future, work)
 
 
-portal = Portal()
+portal = Portal("memory-tiers")
+"""For synchronous callers, and what their calls begin in the background."""
+writer = Portal("memory-tiers-writer")
+"""For transactions alone: nothing in it waits for a model or for a caller."""

@@ -169,10 +169,36 @@ def test_a_tokenizer_has_a_stable_name():
     assert TokenCounter(get_tokenizer().func).name == "cl100k_base"
     assert TokenCounter(list).name == "builtins.list"
     assert TokenCounter(re.escape).name == "re.escape"
-    assert TokenCounter(lambda text: text.split(",")).name == "custom"
-    assert TokenCounter(partial(str.split, sep=",")).name == "custom"
+    assert TokenCounter(lambda text: text.split(",")).name.startswith("custom:")
+    assert TokenCounter(partial(str.split, sep=",")).name.startswith("custom:")
     assert TokenCounter(lambda text: text.split(","), name="cells").name == "cells"
-    assert TokenCounter(Vocabulary().tokenize).name == "custom"
+    assert TokenCounter(Vocabulary().tokenize).name.startswith("custom:")
+
+
+def test_unnamed_tokenizers_have_one_name_when_and_only_when_they_count_alike():
+    counting = {
+        "letters": lambda text: list(text),
+        "words": lambda text: text.split(),
+        "bytes": lambda text: text.encode("utf-8", "replace"),
+        "parts": lambda text: re.findall(r"\w+|\S", text),
+        "digits": lambda text: re.findall(r"\d|\w+|\S", text),
+        "threes": lambda text: range(-(-len(text) // 3)),
+    }
+    names = {TokenCounter(tokenizer).name for tokenizer in counting.values()}
+    assert len(names) == len(counting)
+    again = TokenCounter(lambda text: [*text.split()]).name
+    assert again == TokenCounter(counting["words"]).name
+    assert re.fullmatch(r"custom:[0-9a-f]{8};image=1", TokenCounter(lambda text: text, image=1).name)
+
+
+def test_a_tokenizer_that_cannot_count_the_probes_is_still_accepted():
+    def picky(text):
+        if not text.isascii():
+            raise KeyError(text)
+        return text.split()
+
+    assert TokenCounter(picky).text("two words") == 2
+    assert TokenCounter(picky).name != TokenCounter(lambda text: text.split()).name
 
 
 def test_a_method_of_a_named_vocabulary_is_named_after_it():

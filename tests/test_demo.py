@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
+from llama_index_memory_tiers.chats import Chat, ChatTurn, RecallQuestion
 from llama_index_memory_tiers.demo import __main__ as demo
 from llama_index_memory_tiers.demo.agents import (
     Heard,
@@ -25,10 +26,11 @@ from llama_index_memory_tiers.demo.agents import (
     shown_address,
     wants_tool,
 )
-from llama_index_memory_tiers.demo.chats import Chat, Line, Question, read_chat, sample, spread
+from llama_index_memory_tiers.demo.chats import language_of, read_chat, spread
 from llama_index_memory_tiers.demo.contenders import TOKEN_LIMIT, Ours, answered, evidence_share, live_part, score
 from llama_index_memory_tiers.demo.crash import Crash, crash
 from llama_index_memory_tiers.errors import ConfigurationError, MissingExtraError
+from llama_index_memory_tiers.sample import sample_chat
 from llama_index_memory_tiers.testing import HashEmbedding, QuotingLLM
 
 WHEN = datetime(2025, 3, 1, 9, tzinfo=timezone.utc)
@@ -48,8 +50,8 @@ def write(path: Path, rows: Sequence[Any]) -> Path:
     return path
 
 
-def line(text: str, *, role: str = "user", name: str = "x", user: str = "you", session: str = "chat") -> Line:
-    return Line(name, user, session, role, "", WHEN, text)
+def line(text: str, *, role: str = "user", name: str = "x", user: str = "you", session: str = "chat") -> ChatTurn:
+    return ChatTurn(name, text, role, "", WHEN, session, user)
 
 
 def context(*texts: str) -> tuple[ChatMessage, ...]:
@@ -61,9 +63,9 @@ def context(*texts: str) -> tuple[ChatMessage, ...]:
 
 def test_json_lines_give_messages_in_order_and_questions_with_their_evidence(tmp_path):
     chat = read_chat(write(tmp_path / "chat.jsonl", LINES))
-    assert [message.text for message in chat.lines] == [row["text"] for row in LINES if "text" in row]
+    assert [message.text for message in chat.messages] == [row["text"] for row in LINES if "text" in row]
     assert [[said.id for said in session] for session in chat.sessions("you")] == [["a", "b", "c", "d"], ["e", "f"]]
-    assert chat.questions == (Question("you", "How many hives stand behind the barn?", "seven hives", ("c",)),)
+    assert chat.questions == (RecallQuestion("How many hives stand behind the barn?", ("c",), answer="seven hives"),)
     assert chat.texts(chat.questions[0].evidence) == ["Seven hives, behind the barn."]
 
 
@@ -73,7 +75,7 @@ def test_what_is_left_out_of_a_line_gets_a_default(tmp_path):
             tmp_path / "chat.jsonl", [{"role": "user", "content": "Hi"}, "", {"role": "assistant", "content": "Hello"}]
         )
     )
-    first, second = chat.lines
+    first, second = chat.messages
     assert (first.id, first.user, first.session, first.speaker) == ("line-1", "you", "chat", "")
     assert second.id == "line-3"
     assert first.said_at < second.said_at
@@ -84,7 +86,7 @@ def test_what_is_left_out_of_a_line_gets_a_default(tmp_path):
 )
 def test_times_are_read_as_iso_or_seconds_and_become_aware(tmp_path, said_at):
     row = {"role": "user", "text": "Hi", "said_at": said_at}
-    assert read_chat(write(tmp_path / "chat.jsonl", [row])).lines[0].said_at == WHEN
+    assert read_chat(write(tmp_path / "chat.jsonl", [row])).messages[0].said_at == WHEN
 
 
 def test_a_line_separator_inside_a_text_and_a_byte_order_mark_break_nothing(tmp_path):
@@ -92,7 +94,7 @@ def test_a_line_separator_inside_a_text_and_a_byte_order_mark_break_nothing(tmp_
     path.write_text(
         "\ufeff" + json.dumps({"role": "user", "text": "one\u2028two"}, ensure_ascii=False), encoding="utf-8"
     )
-    assert read_chat(path).lines[0].text == "one\u2028two"
+    assert read_chat(path).messages[0].text == "one\u2028two"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_a_chat_without_questions_is_asked_its_own_again(tmp_path):
         {"role": "user", "text": "Thanks.", "id": "c"},
     ]
     assert read_chat(write(tmp_path / "chat.jsonl", rows)).questions == (
-        Question("you", "Where do gannets nest?", "", ("b",)),
+        RecallQuestion("Where do gannets nest?", ("b",)),
     )
 
 
@@ -170,22 +172,22 @@ def test_an_export_gives_the_newest_branch_of_each_conversation_oldest_first(tmp
         ["hello from early", "welcome"],
         ["hello from late", "welcome"],
     ]
-    assert [said.role for said in chat.lines] == ["user", "assistant"] * 2
-    assert chat.lines[0].said_at == datetime.fromtimestamp(1e9, timezone.utc)
-    assert len({said.id for said in chat.lines}) == 4
+    assert [said.role for said in chat.messages] == ["user", "assistant"] * 2
+    assert chat.messages[0].said_at == datetime.fromtimestamp(1e9, timezone.utc)
+    assert len({said.id for said in chat.messages}) == 4
 
 
 def test_an_edited_message_that_is_current_wins_over_a_later_branch(tmp_path):
     export = [conversation("edited", 1e9, current_node="old")]
     chat = read_chat(write(tmp_path / "conversations.json", [json.dumps(export)]))
-    assert [said.text for said in chat.lines] == ["first try"]
+    assert [said.text for said in chat.messages] == ["first try"]
 
 
 def test_a_circle_in_an_export_ends(tmp_path):
     mapping = {"a": node("b", ["b"], "user", "one"), "b": node("a", ["a"], "assistant", "two")}
     export = [{"title": "circle", "mapping": mapping, "current_node": "b"}]
     chat = read_chat(write(tmp_path / "conversations.json", [json.dumps(export)]))
-    assert [said.text for said in chat.lines] == ["one", "two"]
+    assert [said.text for said in chat.messages] == ["one", "two"]
 
 
 def test_a_list_that_is_no_export_is_refused_by_the_conversation(tmp_path):
@@ -198,18 +200,18 @@ def test_a_list_that_is_no_export_is_refused_by_the_conversation(tmp_path):
 
 
 def test_a_choice_of_questions_is_fixed_spread_and_bounded_in_each_language():
-    questions = sample().questions
+    questions = sample_chat().questions
     chosen = spread(questions, 10)
     assert chosen == spread(questions, 10)
-    assert [question.language for question in chosen] == ["en"] * 10 + ["zh"] * 10
-    english = [question for question in questions if question.language == "en"]
+    assert [language_of(question) for question in chosen] == ["en"] * 10 + ["zh"] * 10
+    english = [question for question in questions if language_of(question) == "en"]
     assert english.index(chosen[9]) > len(english) * 0.8
     assert spread(questions, 1000) == list(questions)
     assert spread([], 10) == []
 
 
 def test_five_turns_of_the_sample_ask_for_a_tool():
-    assert [said.id for said in sample().lines if wants_tool(said)] == [
+    assert [said.id for said in sample_chat().messages if wants_tool(said)] == [
         "maya-01-021",
         "maya-05-015",
         "maya-09-011",
@@ -331,7 +333,7 @@ def test_a_reply_is_right_when_it_holds_the_answer_as_words_or_the_evidence(repl
 
 def test_a_score_counts_evidence_right_answers_and_contexts_over_the_limit():
     chat = Chat("chat", (line("Seven hives.", name="c"),), ())
-    question = Question("you", "How many?", "seven", ("c",))
+    question = RecallQuestion("How many?", ("c",), answer="seven")
     runs = [
         (question, Heard(context("Seven hives."), "Seven hives.")),
         (question, Heard(context("word " * (TOKEN_LIMIT + 10)), "I don't know.")),
@@ -361,9 +363,9 @@ async def test_two_parts_over_one_file_make_one_life_and_a_new_session_remembers
     heard = await agent.ask(chat.questions[0])
     assert evidence_share(heard.context, ["Seven hives, behind the barn."]) == 1.0
     assert answered(heard.reply, "seven hives", [])
-    stranger = await agent.ask(Question("eve", chat.questions[0].text))
+    stranger = await agent.ask(RecallQuestion(chat.questions[0].text, user="eve"))
     assert stranger.reply == "I don't know."
-    lost = Chat("lost", (*chat.lines, line("Never put.", name="z", session="one")), ())
+    lost = Chat("lost", (*chat.messages, line("Never put.", name="z", session="one")), ())
     assert await agent.missing(lost) == 1
     await agent.aclose()
 
@@ -417,7 +419,7 @@ async def test_the_kill_fails_the_demo_when_anything_is_lost_or_doubled(chat, tm
 class Leaking:
     """Shows everybody the same."""
 
-    async def ask(self, question: Question) -> Heard:
+    async def ask(self, question: RecallQuestion) -> Heard:
         return Heard(context(f"Ada: Seven hives, behind the barn.\n{question.text}"), "Seven hives.")
 
     async def aclose(self) -> None:

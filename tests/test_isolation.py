@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,8 +17,17 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
+from llama_index.core.memory.memory import BaseMemoryBlock
+from llama_index.core.memory.memory_blocks.vector import VectorMemoryBlock as CoreVectorMemoryBlock
+from llama_index.core.schema import BaseNode, TextNode
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryResult
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    MetadataFilter,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryResult,
+)
 from pydantic import Field, PrivateAttr
 from sqlalchemy import func, select, text
 
@@ -368,6 +377,68 @@ async def test_a_block_used_without_a_memory_is_told_its_session_each_time() -> 
     assert await block.aget([ChatMessage(role="user", content="password")], session_id="chat-2") == ""
     assert await block.aget([ChatMessage(role="user", content="password")]) == ""
     await block.aclose()
+
+
+class Filtering(BasePydanticVectorStore):
+    """Obeys the filter of its query, as real stores do."""
+
+    stores_text: bool = True
+    is_embedding_query: bool = True
+    nodes: list[BaseNode] = Field(default_factory=list)
+
+    @property
+    def client(self) -> Any:
+        return self
+
+    def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
+        self.nodes.extend(nodes)
+        return [node.node_id for node in nodes]
+
+    def delete(self, ref_doc_id: str, **_: Any) -> None:
+        raise NotImplementedError
+
+    def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
+        assert query.filters is not None
+        wanted = {each.key: each.value for each in query.filters.filters if isinstance(each, MetadataFilter)}
+        found = [node for node in self.nodes if all(node.metadata.get(key) == wanted[key] for key in wanted)]
+        return VectorStoreQueryResult(nodes=found, similarities=[1.0] * len(found), ids=[n.node_id for n in found])
+
+
+@pytest.mark.parametrize("given", [{}, {"filters": MetadataFilters(filters=[])}], ids=["bare", "with a filter"])
+async def test_a_shared_stock_vector_block_shows_each_session_its_own(storage: Storage, given: Any) -> None:
+    store = Filtering()
+    block = CoreVectorMemoryBlock(vector_store=store, embed_model=HashEmbedding(), query_kwargs=given)
+    first = TieredMemory(storage=storage, user_id="ann", session_id="of-ann", memory_blocks=[block])
+    second = first.for_session("of-ben", user_id="ben")
+    for number, memory in enumerate((first, second)):
+        node = TextNode(text=f"account {mark(number)}", metadata={"session_id": memory.session_id})
+        store.add([node])
+    for _ in range(2):
+        for number, memory in enumerate((first, second)):
+            assert marks_in(await memory.aget("which account?")) == {mark(number)}
+    assert [*block.query_kwargs] == [*given]
+    assert not any(filters.filters for filters in block.query_kwargs.values())
+    await first.aclose()
+
+
+async def test_what_a_foreign_block_keeps_in_itself_stays_when_it_is_asked(storage: Storage) -> None:
+    class Counting(BaseMemoryBlock[str]):
+        name: str = "Counting"
+        asked: int = 0
+
+        async def _aget(self, messages: list[ChatMessage] | None = None, **_: Any) -> str:
+            self.asked += 1
+            return "said"
+
+        async def _aput(self, messages: list[ChatMessage]) -> None:
+            raise NotImplementedError
+
+    block = Counting()
+    memory = TieredMemory(storage=storage, session_id="s", memory_blocks=[block])
+    await memory.aget("one")
+    await memory.aget("two")
+    assert block.asked == 2
+    await memory.aclose()
 
 
 # --- what is said about messages ------------------------------------------------------------------------------

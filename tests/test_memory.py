@@ -259,6 +259,25 @@ def test_a_handle_holds_no_password_and_says_when_one_is_missing() -> None:
     assert TieredMemory.from_handle(json.loads(json.dumps(bare))).storage.address == bare["storage"]
 
 
+def test_a_password_in_the_query_of_an_address_is_missed_as_well() -> None:
+    uri = "postgresql+asyncpg://clerk@db.example/app?password=hunter2"
+    handle = json.loads(json.dumps(TieredMemory(storage=uri, session_id="s").to_handle()))
+    assert "hunter2" not in json.dumps(handle)
+    with pytest.raises(ConfigurationError, match="holds no password"):
+        TieredMemory.from_handle(handle)
+    assert TieredMemory.from_handle(handle, storage=uri).session_id == "s"
+
+
+async def test_a_handle_keeps_the_estimates_of_media(tmp_path: Path) -> None:
+    sizes = {f"{kind}_token_size_estimate": size for size, kind in enumerate(("image", "audio", "video", "document"))}
+    memory = TieredMemory(storage=tmp_path / "m.db", session_id="s", **sizes)
+    again = TieredMemory.from_handle(json.loads(json.dumps(memory.to_handle())))
+    assert {name: getattr(again, name) for name in sizes} == sizes
+    assert again._shared.counter.name == memory._shared.counter.name
+    await again.aclose()
+    await memory.aclose()
+
+
 async def test_a_handle_works_with_an_open_storage_and_leaves_it_open(tmp_path: Path) -> None:
     async with Storage(tmp_path / "m.db", table_name="mine") as storage:
         memory = TieredMemory(storage=storage, session_id="one")
@@ -631,9 +650,10 @@ async def test_what_leaves_a_store_of_the_users_own_reaches_the_blocks_once(user
         memory_blocks=[Listening(said="noted")],
     )
     await chat(memory, 12, size=10)
-    assert len(store.old["s"]) > 0
-    assert given == texts(store.old["s"])
-    assert [row.content for row in await memory.aget_all()] == texts([*store.old["s"], *store.active["s"]])
+    (key,) = await store.get_keys()
+    assert len(store.old[key]) > 0
+    assert given == texts(store.old[key])
+    assert [row.content for row in await memory.aget_all()] == texts([*store.old[key], *store.active[key]])
     report = await memory.aexplain()
     assert report.tokens <= 60
     await memory.aclose()
@@ -668,6 +688,56 @@ async def test_concurrent_puts_into_a_foreign_store_archive_as_one_after_the_oth
     assert len(store.active["s"]) >= 4
     assert len(store.active["s"]) + len(store.old["s"]) == 12
     await memory.aclose()
+
+
+# --- a window that cannot be flushed ---------------------------------------------------------------------------
+
+
+async def test_a_session_without_user_messages_is_flushed_again_after_one_oversize_message() -> None:
+    async with TieredMemory(session_id="s", token_limit=100, tokenizer_fn=words) as memory:
+        await memory.aput(answer("w " * 90))
+        await memory.aput(answer("w " * 90))
+        for number in range(50):
+            await memory.aput(answer(f"note {number}"))
+            kept = await memory.amessages(MessageStatus.ACTIVE)
+            assert sum(stored.tokens for stored in kept) <= 70
+        assert len(await memory.aget_all()) == 52
+
+
+async def test_results_of_an_oversize_call_are_not_planned_for_again() -> None:
+    async with TieredMemory(session_id="s", token_limit=100, tokenizer_fn=words) as memory:
+        await memory.aput(answer("w " * 90))
+        before = memory.storage.statements
+        await memory.aput(ChatMessage(role=MessageRole.TOOL, content="a result"))
+        one = memory.storage.statements - before
+        for number in range(5):
+            await memory.aput(ChatMessage(role=MessageRole.TOOL, content=f"result {number}"))
+        assert memory.storage.statements - before == 6 * one
+        assert memory._key in memory._shared.stuck
+
+
+# --- foreign blocks that hang ----------------------------------------------------------------------------------
+
+
+async def test_a_block_that_hangs_while_it_cuts_costs_its_own_section_only() -> None:
+    class Hanging(BaseMemoryBlock[str]):
+        name: str = "Hanging"
+        priority: int = 1
+        timeout_seconds: float = 0.05
+
+        async def _aget(self, messages: list[ChatMessage] | None = None, **_: Any) -> str:
+            return "w " * 200
+
+        async def _aput(self, messages: list[ChatMessage]) -> None:
+            raise NotImplementedError
+
+        async def atruncate(self, content: str, tokens_to_truncate: int) -> str:
+            await asyncio.Event().wait()
+            raise AssertionError("never set")
+
+    async with TieredMemory(session_id="s", token_limit=50, tokenizer_fn=words, memory_blocks=[Hanging()]) as memory:
+        await memory.aput(user("hello"))
+        assert texts(await asyncio.wait_for(memory.aget(), 5)) == ["hello"]
 
 
 # --- closing ---------------------------------------------------------------------------------------------------

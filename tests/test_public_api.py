@@ -19,12 +19,17 @@ PROJECT = PACKAGE.parent
 
 PUBLIC = [
     "BudgetError",
+    "Chat",
+    "ChatTurn",
     "ConfigurationError",
     "ContextReport",
     "FactExtractionMemoryBlock",
     "FlushReport",
     "InvalidMessageError",
     "MemoryTiersError",
+    "RecallOutcome",
+    "RecallQuestion",
+    "RecallReport",
     "Redactor",
     "StaticMemoryBlock",
     "Storage",
@@ -33,7 +38,10 @@ PUBLIC = [
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",
+    "TokenBudget",
     "VectorMemoryBlock",
+    "evaluate_recall",
+    "read_chat_file",
 ]
 OPTIONAL = ["asyncpg", "IPython", "matplotlib", "pytest", "rich", "typer", "wordllama"]
 

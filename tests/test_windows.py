@@ -316,3 +316,28 @@ async def test_messages_of_a_foreign_store_are_copied_before_they_are_handed_out
 async def test_the_weaker_promises_of_a_foreign_store_are_documented() -> None:
     said = StoreWindow.__doc__ or ""
     assert all(word in said for word in ("Weaker", "concurrent", "crash", "ids and times"))
+
+
+async def test_two_users_with_one_session_id_have_each_a_window_in_a_foreign_store(store: AsyncDBChatStore) -> None:
+    ann = TieredMemory(chat_store=store, session_id="chat", user_id="ann")
+    ben = ann.for_session("chat", user_id="ben")
+    nobody = TieredMemory(chat_store=store, session_id="chat")
+    # Without the lengths, "a" in "b:c" and "a:b" in "c" would be one.
+    near, far = ann.for_session("b:c", user_id="a"), ann.for_session("c", user_id="a:b")
+    for number, memory in enumerate((ann, ben, nobody, near, far)):
+        await memory.aput(user(f"secret {number}"))
+    for number, memory in enumerate((ann, ben, nobody, near, far)):
+        assert texts(await memory.aget()) == [f"secret {number}"]
+        assert [stored.session_id for stored in await memory.amessages()] == [memory.session_id]
+    assert "chat" in await store.get_keys()  # without a user it is the session's id, as in stock
+    await ann.aclose()
+    await nobody.aclose()
+
+
+async def test_counts_of_one_unnamed_tokenizer_are_not_trusted_by_another() -> None:
+    async with Storage() as storage:
+        one = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=lambda text: text.split())
+        await one.aput(user("four words are here"))
+        other = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=lambda text: list(text))
+        await other.aget()
+        assert [stored.tokens for stored in await other.amessages()] == [19]

@@ -10,7 +10,8 @@ from typing import Any, Literal, Protocol
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.budget import ANSWERING_ROLES, TokenCounter
+from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.events import BatchAbsorbed, BlockFailed, emit
 from llama_index_memory_tiers.records import Batch, Changes, Reads, Record, Scope, StoredMessage
 from llama_index_memory_tiers.storage import DeadLetter, OwnerReader, Session, Storage, owner_key
@@ -26,8 +27,8 @@ BATCH_MESSAGES = 64
 TRIES_BEFORE_PARKING = 8
 _BEFORE_MESSAGES = 2
 _SECOND = 1_000_000
-# What HTTP clients answer when nothing is wrong with the content.
-_OUTAGE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+# What HTTP clients answer when nothing is wrong with the content: no key, no money and no such model among them.
+_OUTAGE_STATUS = frozenset({401, 402, 403, 404, 408, 409, 425, 429, 500, 502, 503, 504, 529})
 _OUTAGE_NAMES = ("timeout", "connect", "ratelimit", "unavailable", "overloaded", "network")
 
 
@@ -80,6 +81,10 @@ class Consumer(Protocol):
         """Pure and quick: runs in the transaction that moves the cursor, perhaps more than once."""
 
 
+class _TooSlowError(asyncio.TimeoutError):
+    """A block took longer than its `timeout_seconds`: a smaller batch may do, so this counts and never parks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What became of one step.
@@ -127,7 +132,7 @@ def turn_ends(rows: Sequence[StoredMessage]) -> list[int]:
         if following is not None:
             if following.role == MessageRole.USER and row.role != MessageRole.SYSTEM:
                 ends.append(row.seq)
-        elif row.role == MessageRole.ASSISTANT and not row.calls_tool:
+        elif row.role in ANSWERING_ROLES and not row.calls_tool:
             ends.append(row.seq)
     return ends
 
@@ -319,7 +324,7 @@ async def _attempt(
     reader = OwnerReader(storage.records, batch.owner, consumer.key)
     try:
         async with _kept_alive(storage, consumer, batch.sid, me, claim_seconds):
-            draft = await asyncio.wait_for(consumer.prepare(batch, reader, counter), consumer.timeout_seconds)
+            draft = await _prepare(consumer, batch, reader, counter)
         changes = await storage.records.commit(
             batch.owner,
             consumer.key,
@@ -347,18 +352,42 @@ async def _attempt(
     return Step("absorbed", messages=len(batch.messages))
 
 
+async def _prepare(consumer: Consumer, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Any:
+    """Run `prepare` within its time, and tell our time-out from one that its model raised."""
+    raised = False
+
+    async def work() -> Any:
+        nonlocal raised
+        try:
+            return await consumer.prepare(batch, reader, counter)
+        except Exception:
+            raised = True
+            raise
+
+    try:
+        return await asyncio.wait_for(work(), consumer.timeout_seconds)
+    except asyncio.TimeoutError as error:
+        if raised:
+            raise
+        raise _TooSlowError from error
+
+
 async def _failed(storage: Storage, consumer: Consumer, batch: Batch, me: str, error: Exception, attempts: int) -> Step:
-    kind = type(error).__name__
-    outage = is_outage(error)
+    slow = isinstance(error, _TooSlowError)
+    kind = "TimeoutError" if slow else type(error).__name__
+    outage = not slow and is_outage(error)
+    # Slowness counts while that makes the batch smaller: what is alone at last has all its other tries left.
+    counts = BATCH_MESSAGES >> attempts > 1 if slow else not outage
     parked = (
         not outage
+        and not slow
         and attempts + 1 >= TRIES_BEFORE_PARKING
         and await storage.cursors.park(
             batch.sid, consumer.key, me, lo=batch.lo, hi=batch.hi, error=kind, now=storage.now()
         )
     )
     if not parked:
-        await storage.cursors.release(batch.sid, consumer.key, me, error=kind, counts=not outage)
+        await storage.cursors.release(batch.sid, consumer.key, me, error=kind, counts=counts)
     emit(
         BlockFailed(
             session_id=batch.scope.session_id,
@@ -381,7 +410,9 @@ async def _kept_alive(
         while True:
             await asyncio.sleep(claim_seconds / 3)
             until = storage.now() + int(claim_seconds * _SECOND)
-            await storage.cursors.renew(sid, consumer.key, me, until=until)
+            # The next one may succeed; if none does, the fence sees to it.
+            with contextlib.suppress(StorageError):
+                await storage.cursors.renew(sid, consumer.key, me, until=until)
 
     renewing = asyncio.get_running_loop().create_task(renew())
     try:

@@ -1,7 +1,14 @@
 """Token budget, pure: count tokens, plan a flush, pack a context."""
 
 from llama_index_memory_tiers.budget.counting import TokenCounter, Tokenizer
-from llama_index_memory_tiers.budget.flushing import RESULT_ROLES, SYSTEM_ROLES, WindowRow, plan_flush, window_row
+from llama_index_memory_tiers.budget.flushing import (
+    ANSWERING_ROLES,
+    RESULT_ROLES,
+    SYSTEM_ROLES,
+    WindowRow,
+    plan_flush,
+    window_row,
+)
 from llama_index_memory_tiers.budget.items import (
     Item,
     LeftOut,
@@ -17,6 +24,7 @@ from llama_index_memory_tiers.budget.packing import Packer, Render, WindowPlan
 from llama_index_memory_tiers.budget.shares import TokenBudget, widened
 
 __all__ = [
+    "ANSWERING_ROLES",
     "RESULT_ROLES",
     "SYSTEM_ROLES",
     "Item",

@@ -14,7 +14,7 @@ from llama_index.core.base.llms.types import (
 
 SYSTEM_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
 RESULT_ROLES = (MessageRole.TOOL, MessageRole.FUNCTION)
-_ANSWERING_ROLES = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
+ANSWERING_ROLES = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def window_row(seq: int, message: ChatMessage, tokens: int) -> WindowRow:
     """
     role, kwargs = message.role, message.additional_kwargs
     calls: list[Any] = []
-    if role in _ANSWERING_ROLES:
+    if role in ANSWERING_ROLES:
         calls = [block.tool_call_id for block in message.blocks if isinstance(block, ToolCallBlock)]
         older = kwargs.get("tool_calls") if kwargs else None
         if isinstance(older, (list, tuple)):
@@ -110,7 +110,7 @@ def leading(window: Sequence[WindowRow]) -> int:
 
 
 def _calls_tools(row: WindowRow) -> bool:
-    return row.role in _ANSWERING_ROLES if row.has_tool_calls is None else row.has_tool_calls
+    return row.role in ANSWERING_ROLES if row.has_tool_calls is None else row.has_tool_calls
 
 
 def turns_or_groups(body: Sequence[WindowRow]) -> list[list[WindowRow]]:
@@ -155,6 +155,6 @@ def call_groups(rows: Iterable[WindowRow]) -> list[list[WindowRow]]:
             continue
         groups.append([row])
         caller = groups[-1] if _calls_tools(row) else caller
-        answer = groups[-1] if row.role in _ANSWERING_ROLES else answer
+        answer = groups[-1] if row.role in ANSWERING_ROLES else answer
         called_in.update(dict.fromkeys(row.calls, groups[-1]))
     return groups

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llama_index_memory_tiers.chats import Chat, RecallQuestion
 from llama_index_memory_tiers.demo.agents import Heard, make_embedding, make_llm, shown_address
-from llama_index_memory_tiers.demo.chats import Chat, Question, read_chat, sample, spread
+from llama_index_memory_tiers.demo.chats import language_of, read_chat, spread
 from llama_index_memory_tiers.demo.contenders import (
     TOKEN_LIMIT,
     WINDOW_RATIO,
@@ -32,6 +33,7 @@ from llama_index_memory_tiers.demo.contenders import (
 )
 from llama_index_memory_tiers.demo.crash import MESSAGES, crash, put_until_killed
 from llama_index_memory_tiers.errors import MemoryTiersError
+from llama_index_memory_tiers.sample import sample_chat
 from llama_index_memory_tiers.testing import HashEmbedding
 
 PARTS = 2
@@ -79,7 +81,7 @@ class Stage:
     options: argparse.Namespace
     folder: Path
     ours: Ours | None = None
-    heard: list[tuple[Question, Heard]] = field(default_factory=list)
+    heard: list[tuple[RecallQuestion, Heard]] = field(default_factory=list)
 
     @property
     def database(self) -> Path:
@@ -91,7 +93,7 @@ class Stage:
         """Whether this is the sample chat, for which the scores are a promise."""
         return self.options.chat is None
 
-    def example(self) -> Question | None:
+    def example(self) -> RecallQuestion | None:
         """A question that our agent answered in the expected words, if there is one; the longest answer tells most."""
         told = [question for question, run in self.heard if answered(run.reply, question.answer, ())]
         first = next((question for question, _ in self.heard), None)
@@ -108,7 +110,7 @@ async def act_live(stage: Stage) -> list[Promise]:
     """Live through the chat in two processes over one SQLite file."""
     chat = stage.chat
     count = sum(len(chat.sessions(user)) for user in chat.users)
-    say(f"1. Live. {', '.join(chat.users)}: {len(chat.lines)} messages in {count} sessions, from {chat.name}.")
+    say(f"1. Live. {', '.join(chat.users)}: {len(chat.messages)} messages in {count} sessions, from {chat.name}.")
     say(f"   Token limit {TOKEN_LIMIT}, window {TOKEN_LIMIT * WINDOW_RATIO:.0f}; one SQLite file.")
     told: list[dict[str, Any]] = []
     for part in range(PARTS):
@@ -181,13 +183,13 @@ async def act_questions(stage: Stage) -> list[Promise]:
     return _compared(stage, heard)
 
 
-def _compared(stage: Stage, heard: dict[str, list[tuple[Question, Heard]]]) -> list[Promise]:
+def _compared(stage: Stage, heard: dict[str, list[tuple[RecallQuestion, Heard]]]) -> list[Promise]:
     ours = Ours.name
     promises: list[Promise] = []
     say(f"\n   {'':22}{'evidence in context':>20}{'answered right':>16}{'over the limit':>16}")
-    for language in dict.fromkeys(question.language for question, _ in stage.heard):
+    for language in dict.fromkeys(language_of(question) for question, _ in stage.heard):
         scores = {
-            name: score(stage.chat, [run for run in runs if run[0].language == language])
+            name: score(stage.chat, [run for run in runs if language_of(run[0]) == language])
             for name, runs in heard.items()
         }
         for name, found in scores.items():
@@ -236,9 +238,9 @@ async def act_stranger(stage: Stage) -> list[Promise]:
     asked = stage.example()
     if asked is None or stage.ours is None:
         return []
-    run = await stage.ours.ask(Question("a stranger", asked.text))
+    run = await stage.ours.ask(RecallQuestion(asked.text, user="a stranger"))
     text = shown(run.context).replace(plain(asked.text), "")
-    leaked = [line for line in stage.chat.lines if len(line.text) >= _SHORT and plain(line.text) in text]
+    leaked = [line for line in stage.chat.messages if len(line.text) >= _SHORT and plain(line.text) in text]
     say(f"\n4. Another user asks: {asked.text}\n   Answer: {run.reply}")
     return [Promise("nothing of anybody else's is in a stranger's context", not leaked)]
 
@@ -326,7 +328,7 @@ async def run(options: argparse.Namespace) -> int:
     if options.act == "put":
         await put_until_killed(options.database)
         return 0
-    chat = read_chat(Path(options.chat)) if options.chat is not None else sample()
+    chat = read_chat(Path(options.chat)) if options.chat is not None else sample_chat()
     llm = make_llm(options.llm)
     if options.act == "live":
         lived = await live_part(chat, options.database, llm, part=options.part, parts=PARTS)

@@ -22,7 +22,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.memory import Memory
 from llama_index.core.tools import FunctionTool
 
-from llama_index_memory_tiers.demo.chats import Line
+from llama_index_memory_tiers.chats import ChatTurn
 from llama_index_memory_tiers.errors import ConfigurationError, MissingExtraError
 from llama_index_memory_tiers.testing import QuotingLLM, WordLlamaEmbedding
 
@@ -102,7 +102,7 @@ _HOURS = {"lisbon": 0, "里斯本": 0, "oslo": 1, "奥斯陆": 1, "rotterdam": 1
 _ASIA = {"hangzhou": 8, "杭州": 8, "beijing": 8, "北京": 8}
 
 
-def wants_tool(line: Line) -> bool:
+def wants_tool(line: ChatTurn) -> bool:
     """Whether somebody asks for one of the tools: then the agent really runs."""
     return line.role == "user" and _TOOL_TURN.fullmatch(line.text.strip()) is not None
 
@@ -231,11 +231,11 @@ async def run_agent(agent: FunctionAgent, memory: Memory | None, text: str) -> H
 
 
 async def replay(
-    lines: Sequence[Line],
+    lines: Sequence[ChatTurn],
     agent: FunctionAgent,
     memory: Memory,
     clock: Clock,
-    put: Callable[[Line], Any],
+    put: Callable[[ChatTurn], Any],
 ) -> list[str]:
     """Live through one session: what was said is put, what asks for a tool is really run.
 
@@ -260,9 +260,9 @@ async def replay(
     return tools
 
 
-def put_lines(lines: Sequence[Line]) -> list[Line]:
+def put_lines(lines: Sequence[ChatTurn]) -> list[ChatTurn]:
     """What is put as it was said: all but the turns that ask for a tool, in which the agent answers itself."""
-    found: list[Line] = []
+    found: list[ChatTurn] = []
     asked = False
     for line in lines:
         told_by_agent = asked and line.role == "assistant"
@@ -272,6 +272,6 @@ def put_lines(lines: Sequence[Line]) -> list[Line]:
     return found
 
 
-def as_message(line: Line) -> ChatMessage:
+def as_message(line: ChatTurn) -> ChatMessage:
     """A line as LlamaIndex's message."""
     return ChatMessage(role=MessageRole(line.role), content=line.text)

@@ -1,115 +1,24 @@
-"""Read the chat that the demo lives through: the sample, JSON Lines, or an export of ChatGPT."""
+"""The chats that the demo lives through, and what it asks about them."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from llama_index_memory_tiers.errors import ConfigurationError
-from llama_index_memory_tiers.sample import load_chat, load_questions
+from llama_index_memory_tiers.chats import Chat, ChatTurn, RecallQuestion, read_chat_file
 
-_ROLES = ("user", "assistant", "system")
 _HAN = re.compile("[\u3400-\u9fff]")
-_SHAPES = (
-    "A chat is JSON Lines with role and text (optional: speaker, said_at, session, user, id) or question "
-    "(optional: answer, evidence), or ChatGPT's conversations.json."
-)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One message of a chat.
-
-    Args:
-        id: Unique in the chat.
-        user: Whose memory it belongs to.
-        session: The conversation it was said in.
-        role: `user`, `assistant` or `system`.
-        speaker: Name of who said it; '' when unknown.
-        said_at: When it was said, aware.
-        text: What was said.
-    """
-
-    id: str
-    user: str
-    session: str
-    role: str
-    speaker: str
-    said_at: datetime
-    text: str
+def language_of(question: RecallQuestion) -> str:
+    """`zh` when it has Chinese characters, else `en`."""
+    return "zh" if _HAN.search(question.text) else "en"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One question about a user's chat.
-
-    Args:
-        user: Whose chat.
-        text: What is asked.
-        answer: A short phrase; '' when only the evidence counts.
-        evidence: Ids of the messages that hold the answer.
-    """
-
-    user: str
-    text: str
-    answer: str = ""
-    evidence: tuple[str, ...] = ()
-
-    @property
-    def language(self) -> str:
-        """`zh` when it has Chinese characters, else `en`."""
-        return "zh" if _HAN.search(self.text) else "en"
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """What the demo lives through.
-
-    Args:
-        name: For people.
-        lines: Messages, each session's in order.
-        questions: Asked afterwards.
-    """
-
-    name: str
-    lines: tuple[Line, ...]
-    questions: tuple[Question, ...]
-
-    @property
-    def users(self) -> tuple[str, ...]:
-        """Everybody who has messages, in the order of their first one."""
-        return tuple(dict.fromkeys(line.user for line in self.lines))
-
-    def sessions(self, user: str) -> list[list[Line]]:
-        """One list of messages per session, in the order in which the sessions began."""
-        found: dict[str, list[Line]] = {}
-        for line in self.lines:
-            if line.user == user:
-                found.setdefault(line.session, []).append(line)
-        return list(found.values())
-
-    def texts(self, ids: Sequence[str]) -> list[str]:
-        """What the messages with these ids say."""
-        wanted = set(ids)
-        return [line.text for line in self.lines if line.id in wanted]
-
-
-def sample() -> Chat:
-    """The sample chat of this package, English and Chinese."""
-    lines = tuple(
-        Line(said.id, said.user, said.session, said.role, said.speaker, said.said_at, said.text) for said in load_chat()
-    )
-    questions = tuple(Question(asked.user, asked.question, asked.answer, asked.evidence) for asked in load_questions())
-    return Chat("the sample chat", lines, questions)
-
-
-def spread(questions: Sequence[Question], most: int) -> list[Question]:
+def spread(questions: Sequence[RecallQuestion], most: int) -> list[RecallQuestion]:
     """A fixed choice, evenly spread over the questions of each language.
 
     Args:
@@ -119,9 +28,9 @@ def spread(questions: Sequence[Question], most: int) -> list[Question]:
     Returns:
         The choice, in order.
     """
-    chosen: list[Question] = []
-    for language in dict.fromkeys(question.language for question in questions):
-        mine = [question for question in questions if question.language == language]
+    chosen: list[RecallQuestion] = []
+    for language in dict.fromkeys(language_of(question) for question in questions):
+        mine = [question for question in questions if language_of(question) == language]
         count = min(most, len(mine))
         chosen += [mine[at * len(mine) // count] for at in range(count)]
     return chosen
@@ -131,216 +40,23 @@ def read_chat(path: Path) -> Chat:
     """Read somebody's own chat.
 
     Args:
-        path: JSON Lines, or ChatGPT's `conversations.json`.
+        path: See `read_chat_file`.
 
     Returns:
         The chat. Without questions of its own, those that its users asked in it are asked again, and the reply
         that each got is the evidence.
 
     Raises:
-        ConfigurationError: The file cannot be read; names the line and what is wrong with it.
+        ConfigurationError: The file cannot be read.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"The chat {str(path)!r} cannot be read: {error}.", allowed=_SHAPES, remedy="Pass such a file, in UTF-8."
-        ) from error
-    export = _export_of(text)
-    if export is None:
-        lines, questions = _Lines(path).read(text)
-    else:
-        lines, questions = _exported(export, path), ()
-    if not lines:
-        raise _wrong(path, None, "it has no messages")
-    return Chat(path.name, lines, questions or _asked_before(lines))
+    chat = read_chat_file(path)
+    return chat if chat.questions else replace(chat, questions=_asked_before(chat.messages))
 
 
-def _wrong(path: Path, line: int | None, why: str) -> ConfigurationError:
-    where = str(path) if line is None else f"{path}, line {line}"
-    return ConfigurationError(f"{where}: {why}.", allowed=_SHAPES, remedy="Correct the file and start again.")
-
-
-def _asked_before(lines: Sequence[Line], most: int = 40) -> tuple[Question, ...]:
-    found: dict[tuple[str, str], Question] = {}
-    for line, reply in pairwise(lines):
-        asks = line.role == "user" and line.text.rstrip().endswith(("?", "？"))
-        if asks and reply.role == "assistant" and reply.session == line.session:
-            found[line.user, line.text] = Question(line.user, line.text, evidence=(reply.id,))
+def _asked_before(messages: Sequence[ChatTurn], most: int = 40) -> tuple[RecallQuestion, ...]:
+    found: dict[tuple[str, str], RecallQuestion] = {}
+    for said, reply in pairwise(messages):
+        asks = said.role == "user" and said.text.rstrip().endswith(("?", "？"))
+        if asks and reply.role == "assistant" and reply.session == said.session:
+            found[said.user, said.text] = RecallQuestion(said.text, (reply.id,), user=said.user)
     return tuple(found.values())[:most]
-
-
-def _moment(value: Any) -> datetime | None:
-    """An aware time from ISO 8601 or from seconds since 1970; `None` when it is neither."""
-    try:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return datetime.fromtimestamp(value, timezone.utc)
-        moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
-    except (AttributeError, OSError, OverflowError, ValueError):
-        return None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
-
-
-# --- JSON Lines -------------------------------------------------------------------------------------------------
-
-
-class _Lines:
-    """Reads JSON Lines; an error names the line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines: list[Line] = []
-        self._ids: set[str] = set()
-
-    def read(self, text: str) -> tuple[tuple[Line, ...], tuple[Question, ...]]:
-        rows = list(self._rows(text))
-        for number, row in rows:
-            if "question" not in row:
-                self._take_line(number, row)
-        asked = tuple(self._question(number, row) for number, row in rows if "question" in row)
-        return tuple(self._lines), asked
-
-    def _rows(self, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        # not splitlines(): it would also split at U+2028 and its like, which JSON allows inside a string
-        for number, line in enumerate(text.split("\n"), 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise _wrong(self._path, number, f"it is no JSON ({error.msg}, column {error.colno})") from None
-            if not isinstance(row, dict):
-                raise _wrong(self._path, number, f"it holds {type(row).__name__}, not an object")
-            yield number, row
-
-    def _text(self, number: int, row: Mapping[str, Any], *names: str, default: str | None = None) -> str:
-        for name in names:
-            value = row.get(name)
-            if value is None:
-                continue
-            if isinstance(value, int) and not isinstance(value, bool) and name in {"id", "session", "user"}:
-                value = str(value)
-            if not isinstance(value, str) or not value.strip():
-                raise _wrong(self._path, number, f"{name}={value!r:.60} is no text")
-            return value
-        if default is None:
-            raise _wrong(self._path, number, f"{' or '.join(names)} is missing")
-        return default
-
-    def _take_line(self, number: int, row: Mapping[str, Any]) -> None:
-        role = self._text(number, row, "role")
-        if role not in _ROLES:
-            raise _wrong(self._path, number, f"role={role!r:.60} is none of {', '.join(_ROLES)}")
-        name = self._text(number, row, "id", default=f"line-{number}")
-        if name in self._ids:
-            raise _wrong(self._path, number, f"id={name!r:.60} was used before")
-        self._ids.add(name)
-        self._lines.append(
-            Line(
-                id=name,
-                user=self._text(number, row, "user", default="you"),
-                session=self._text(number, row, "session", default="chat"),
-                role=role,
-                speaker=self._text(number, row, "speaker", default=""),
-                said_at=self._said_at(number, row),
-                text=self._text(number, row, "text", "content"),
-            )
-        )
-
-    def _said_at(self, number: int, row: Mapping[str, Any]) -> datetime:
-        if row.get("said_at") is None:
-            # A minute after the line before; a chat without any time begins in 2025.
-            begin = datetime(2025, 1, 1, tzinfo=timezone.utc)
-            return self._lines[-1].said_at + timedelta(minutes=1) if self._lines else begin
-        moment = _moment(row["said_at"])
-        if moment is None:
-            raise _wrong(self._path, number, f"said_at={row['said_at']!r:.60} is no time such as 2025-01-06T07:53:04Z")
-        return moment
-
-    def _question(self, number: int, row: Mapping[str, Any]) -> Question:
-        users = list(dict.fromkeys(line.user for line in self._lines))
-        user = self._text(number, row, "user", default=users[0] if len(users) == 1 else None)
-        if user not in users:
-            raise _wrong(self._path, number, f"user={user!r:.60} has no messages")
-        evidence = row.get("evidence", ())
-        evidence = [evidence] if isinstance(evidence, str) else evidence
-        if not isinstance(evidence, list | tuple):
-            raise _wrong(self._path, number, f"evidence={evidence!r:.60} is no list of ids")
-        for name in evidence:
-            if not isinstance(name, str) or name not in self._ids:
-                raise _wrong(self._path, number, f"evidence names {name!r:.60}, which no message has as its id")
-        text = self._text(number, row, "question")
-        return Question(user, text, self._text(number, row, "answer", default=""), tuple(evidence))
-
-
-# --- ChatGPT's export -------------------------------------------------------------------------------------------
-
-
-def _export_of(text: str) -> list[Any] | None:
-    """The conversations of an export, or `None` when the text is something else."""
-    if not text.lstrip().startswith(("[", "{")):
-        return None
-    try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    if isinstance(whole, dict) and "mapping" in whole:
-        return [whole]
-    return whole if isinstance(whole, list) else None
-
-
-def _exported(conversations: Sequence[Any], path: Path) -> tuple[Line, ...]:
-    for number, conversation in enumerate(conversations, 1):
-        if not isinstance(conversation, dict) or not isinstance(conversation.get("mapping"), dict):
-            raise _wrong(path, None, f"conversation {number} has no mapping of messages")
-    # The export begins with the newest.
-    ordered = sorted(enumerate(conversations), key=lambda each: (_began(each[1]), -each[0]))
-    lines: list[Line] = []
-    for number, (_, conversation) in enumerate(ordered, 1):
-        lines += _conversation(conversation, number)
-    return tuple(lines)
-
-
-def _began(conversation: Mapping[str, Any]) -> datetime:
-    return _moment(conversation.get("create_time")) or datetime(2025, 1, 1, tzinfo=timezone.utc)
-
-
-def _conversation(conversation: Mapping[str, Any], number: int) -> Iterator[Line]:
-    session = f"{number} {conversation.get('title') or 'untitled'}"
-    before = _began(conversation)
-    for at, message in enumerate(_branch(conversation["mapping"], conversation.get("current_node")), 1):
-        text = _text_of(message)
-        role = (message.get("author") or {}).get("role")
-        hidden = (message.get("metadata") or {}).get("is_visually_hidden_from_conversation")
-        if role not in {"user", "assistant"} or hidden or not text:
-            continue
-        before = _moment(message.get("create_time")) or before
-        yield Line(f"{number}-{at}", "you", session, role, "", before, text)
-
-
-def _branch(mapping: Mapping[str, Any], current: Any) -> list[Mapping[str, Any]]:
-    """The messages that the user last saw: an edited message begins another branch."""
-    nodes = {name: node for name, node in mapping.items() if isinstance(node, dict)}
-    if current not in nodes:
-        current = next((name for name, node in nodes.items() if node.get("parent") not in nodes), None)
-        seen: set[Any] = set()
-        while current is not None and current not in seen:
-            seen.add(current)
-            children = [child for child in nodes[current].get("children") or () if child in nodes]
-            if not children:
-                break
-            current = children[-1]
-    path: list[Mapping[str, Any]] = []
-    walked: set[Any] = set()
-    while current in nodes and current not in walked:
-        walked.add(current)
-        message = nodes[current].get("message")
-        if isinstance(message, dict):
-            path.append(message)
-        current = nodes[current].get("parent")
-    return path[::-1]
-
-
-def _text_of(message: Mapping[str, Any]) -> str:
-    parts = (message.get("content") or {}).get("parts") or ()
-    return "\n".join(part for part in parts if isinstance(part, str)).strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 import warnings
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from typing_extensions import Self
 
 from llama_index_memory_tiers import StaticMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.chats import Chat, ChatTurn, RecallQuestion
 from llama_index_memory_tiers.demo.agents import (
     Clock,
     Heard,
@@ -38,7 +38,7 @@ from llama_index_memory_tiers.demo.agents import (
     replay,
     run_agent,
 )
-from llama_index_memory_tiers.demo.chats import Chat, Line, Question
+from llama_index_memory_tiers.evaluation import as_shown, context_text, holds
 from llama_index_memory_tiers.events import ContextReport, WindowFlushed, dispatcher
 
 TOKEN_LIMIT = 1500
@@ -53,7 +53,7 @@ class Contender(Protocol):
 
     name: str
 
-    async def ask(self, question: Question) -> Heard:
+    async def ask(self, question: RecallQuestion) -> Heard:
         """Answer a question."""
 
     async def aclose(self) -> None:
@@ -68,7 +68,7 @@ class NoMemory:
     def __init__(self, llm: FunctionCallingLLM) -> None:
         self._agent = make_agent(llm, Clock())
 
-    async def ask(self, question: Question) -> Heard:
+    async def ask(self, question: RecallQuestion) -> Heard:
         """Answer a question."""
         return await run_agent(self._agent, None, question.text)
 
@@ -121,7 +121,7 @@ class Stock:
         for user in chat.users:
             memory = self._memory(user)
 
-            async def put(line: Line, memory: Memory = memory) -> None:
+            async def put(line: ChatTurn, memory: Memory = memory) -> None:
                 await memory.aput(as_message(line))
 
             for lines in chat.sessions(user):
@@ -133,7 +133,7 @@ class Stock:
         await self._store.async_add([node])
         await self._store.adelete_nodes([node.node_id])
 
-    async def ask(self, question: Question) -> Heard:
+    async def ask(self, question: RecallQuestion) -> Heard:
         """Answer a question in the user's session, which then is as it was before: no question helps the next."""
         memory = self._memory(question.user)
         for block in memory.memory_blocks:
@@ -185,10 +185,10 @@ class Ours:
 
     def at(self, chat: Chat) -> Self:
         """Set the clock to the day after a chat."""
-        self._clock.now = max(line.said_at for line in chat.lines) + timedelta(days=1)
+        self._clock.now = max(line.said_at for line in chat.messages) + timedelta(days=1)
         return self
 
-    async def live(self, user: str, lines: Sequence[Line]) -> list[str]:
+    async def live(self, user: str, lines: Sequence[ChatTurn]) -> list[str]:
         """Live through one session.
 
         Args:
@@ -200,7 +200,7 @@ class Ours:
         """
         memory = self._memory.for_session(lines[0].session, user)
 
-        async def put(line: Line) -> None:
+        async def put(line: ChatTurn) -> None:
             await memory.aput(as_message(line), created_at=line.said_at, sent_from=line.speaker, uid=line.id)
 
         return await replay(lines, self._agent, memory, self._clock, put)
@@ -235,11 +235,11 @@ class Ours:
         self._asked += 1
         return self._memory.for_session(f"question {self._asked}", user)
 
-    async def ask(self, question: Question) -> Heard:
+    async def ask(self, question: RecallQuestion) -> Heard:
         """Answer a question in a new session of its user."""
         return await run_agent(self._agent, self.new_session(question.user), question.text)
 
-    async def explain(self, question: Question) -> ContextReport:
+    async def explain(self, question: RecallQuestion) -> ContextReport:
         """Where the context for a question comes from."""
         return await self.new_session(question.user).aexplain(question.text)
 
@@ -314,25 +314,23 @@ async def live_part(chat: Chat, database: Path, llm: FunctionCallingLLM, *, part
 
 # --- scoring ----------------------------------------------------------------------------------------------------
 
-_SPACE = re.compile(r"\s+")
 _END = "。.！! "
 
 
 def plain(text: str) -> str:
     """A text as it is compared: without differences in blanks and case."""
-    return _SPACE.sub(" ", text).strip().casefold()
+    return as_shown(text).casefold()
 
 
 def shown(context: Sequence[ChatMessage]) -> str:
-    """What a context says, to be compared: as it is, as stock writes it, and without our escapes."""
-    text = "\n".join(message.content or "" for message in context)
-    return plain(f"{text}\n{html.unescape(text)}")
+    """What a context says, to be compared."""
+    return context_text(context).casefold()
 
 
 def evidence_share(context: Sequence[ChatMessage], evidence: Sequence[str]) -> float:
     """Share, 0 to 1, of the evidence messages whose whole text stands in a context; 0 without evidence."""
-    text = shown(context)
-    return sum(_holds(text, each) for each in evidence) / len(evidence) if evidence else 0.0
+    text = context_text(context)
+    return sum(holds(text, each) for each in evidence) / len(evidence) if evidence else 0.0
 
 
 def answered(reply: str, answer: str, evidence: Sequence[str]) -> bool:
@@ -366,7 +364,7 @@ class Score:
     over: int
 
 
-def score(chat: Chat, heard: Sequence[tuple[Question, Heard]]) -> Score:
+def score(chat: Chat, heard: Sequence[tuple[RecallQuestion, Heard]]) -> Score:
     """Score one contender.
 
     Args:

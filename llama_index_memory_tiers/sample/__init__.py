@@ -8,12 +8,13 @@ from datetime import datetime
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
+from llama_index_memory_tiers.chats import Chat, ChatTurn, RecallQuestion
 from llama_index_memory_tiers.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SampleMessage", "SampleQuestion", "load_chat", "load_questions"]
+__all__ = ["SampleMessage", "SampleQuestion", "load_chat", "load_questions", "sample_chat"]
 
 Role = Literal["user", "assistant"]
 Language = Literal["en", "zh"]
@@ -104,6 +105,29 @@ def load_questions(user: str | None = None) -> tuple[SampleQuestion, ...]:
         return questions
     _require_known(user, questions)
     return tuple(question for question in questions if question.user == user)
+
+
+def sample_chat(user: str | None = None) -> Chat:
+    """The sample chat as `evaluate_recall` takes it.
+
+    Args:
+        user: Whose; `None` means everybody's.
+
+    Returns:
+        Messages and questions.
+
+    Raises:
+        ConfigurationError: The sample has no such user.
+    """
+    messages = tuple(
+        ChatTurn(said.id, said.text, said.role, said.speaker, said.said_at, said.session, said.user)
+        for said in load_chat(user)
+    )
+    questions = tuple(
+        RecallQuestion(asked.question, asked.evidence, asked.category, asked.user, asked.language, asked.answer)
+        for asked in load_questions(user)
+    )
+    return Chat("the sample chat", messages, questions)
 
 
 def _rows(name: str) -> Iterator[dict[str, Any]]:

@@ -102,6 +102,23 @@ def decode_message(data: str) -> ChatMessage:
     return source.message() if isinstance(source, PlainText) else source
 
 
+def merge_messages(data: Sequence[str]) -> str:
+    """Write several messages as one, as a context shows its system messages.
+
+    Args:
+        data: JSON of each.
+
+    Returns:
+        JSON of one message: the first one's role, the blocks of all.
+    """
+    parsed = [json.loads(text) for text in data]
+    kwargs: dict[str, Any] = {}
+    for fields in reversed(parsed):
+        kwargs |= fields["additional_kwargs"]
+    blocks = [block for fields in parsed for block in fields["blocks"]]
+    return to_json({"role": parsed[0]["role"], "additional_kwargs": kwargs, "blocks": blocks})
+
+
 def content_hash(data: str) -> str:
     """Name a message by what it says.
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import and_, bindparam, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -259,19 +259,6 @@ class CursorStore:
     async def bury(self, connection: AsyncConnection, letter: int) -> bool:
         """Remove a dead letter in the transaction that absorbs its range; false when somebody else did."""
         return (await connection.execute(delete(self._d).where(self._d.c.id == letter))).rowcount == 1
-
-    async def pending(self, sid: int) -> int:
-        """How many cursors of a session stand before its head."""
-        query = (
-            select(func.count())
-            .select_from(self._c.join(self._s, self._s.c.sid == self._c.c.sid))
-            .where(self._c.c.sid == sid, self._c.c.pos < self._s.c.head_seq)
-        )
-
-        async def work(connection: AsyncConnection) -> int:
-            return int((await connection.execute(query)).scalar_one())
-
-        return await self._database.read(work)
 
     async def _run(self, statement: Any) -> None:
         async def work(connection: AsyncConnection) -> None:

@@ -27,7 +27,7 @@ from llama_index_memory_tiers.errors import (
     StorageError,
     StorageUnavailableError,
 )
-from llama_index_memory_tiers.portal import portal
+from llama_index_memory_tiers.portal import writer
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
@@ -214,7 +214,7 @@ class Database:
             return await self._write(work, opening=opening)
         # In the thread: a loop that its caller blocks, as a synchronous call in a notebook does, would hold the
         # database's lock in the middle of a transaction.
-        return await portal.here(self._write(work, opening=opening))
+        return await writer.here(self._write(work, opening=opening))
 
     async def _write(self, work: Work[T], *, opening: bool) -> T:
         if not opening:
@@ -261,7 +261,7 @@ class Database:
         raise StorageUnavailableError(
             f"The database did not answer ({type(last).__name__}) in {MAX_TRIES} tries.",
             allowed="It must be reachable and not locked by others for long.",
-            remedy="Check that it runs, then repeat the call: repeating is safe.",
+            remedy="Check that it runs, then repeat the call: a put is safe to repeat with the same uid.",
         ) from last
 
     async def _reading(self, work: Work[T]) -> T:
@@ -374,7 +374,7 @@ class Database:
     async def aclose(self) -> None:
         """Wait for running transactions of this loop and close what this object opened, on other loops as well."""
         self.closed = True
-        await portal.here(self._close_here())
+        await writer.here(self._close_here())
         await self._close_here()
         for loop in list(self._engines):
             self._leave(loop)

@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import String, and_, bindparam, case, cast, func, insert, literal, or_, select, update
@@ -13,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.records import StoredMessage
+from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.alignment import LogRow, plan_alignment
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.rows import (
@@ -26,11 +28,12 @@ from llama_index_memory_tiers.storage.rows import (
     Window,
     decode_rows,
 )
-from llama_index_memory_tiers.storage.schema import Tables
+from llama_index_memory_tiers.storage.schema import Tables, owner_touch
 
 _logger = logging.getLogger(__name__)
 
 CACHED_WINDOWS = 256
+_LEADING_ROWS = 20
 _ALIGNED_ROWS = 1000  # how far back an alignment looks beyond twice the length of what is wanted
 _PARAMETERS = 500  # ids in one IN list; SQLite and asyncpg allow thousands
 
@@ -111,6 +114,7 @@ class MessageLog:
             .order_by(m.c.seq)
         )
         self._insert = insert(m)
+        self._touch = owner_touch(tables)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -249,16 +253,28 @@ class MessageLog:
                     .order_by(m.c.seq)
                 )
             ).all()
+            wanted = [entry.hash for entry in entries]
+            lead = await self._lead(connection, sid)
+            # A context comes back with its leading system messages in one: it means those that are there.
+            split = len(lead) > 1 and bool(wanted) and _in_one(lead) == wanted[0]
             plan = plan_alignment(
                 [LogRow(row.seq, row.status == ACTIVE, row.hash, row.tokens) for row in rows],
-                [entry.hash for entry in entries],
+                [*(row.hash for row in lead), *wanted[1:]] if split else wanted,
                 room_tokens=room_tokens,
             )
+            kept = plan.kept - (len(lead) - 1 if split else 0)
             await self._set_status(connection, sid, plan.archive, ARCHIVED)
             await self._set_status(connection, sid, plan.restore, ACTIVE, only=(ARCHIVED,))
-            return await self._append(connection, user_id, session_id, entries[plan.kept :], now, names)
+            return await self._append(connection, user_id, session_id, entries[kept:], now, names)
 
         return await self._database.write(work)
+
+    async def _lead(self, connection: AsyncConnection, sid: int) -> list[Any]:
+        """System messages that lead the window."""
+        m = self._m
+        active = select(m.c.role, m.c.hash, m.c.data).where(m.c.sid == sid, m.c.status == ACTIVE)
+        rows = (await connection.execute(active.order_by(m.c.seq).limit(_LEADING_ROWS))).all()
+        return list(takewhile(lambda row: row.role in {"system", "developer"}, rows))
 
     async def archive(self, user_id: str, session_id: str, seqs: Sequence[int], *, status: str = ARCHIVED) -> int:
         """Move active messages out of the window.
@@ -365,12 +381,21 @@ class MessageLog:
             ).one()
             moved, released = moved + found[0], released + int(found[1])
             await connection.execute(update(self._m).where(which).values(**values))
-        await connection.execute(
+        session = await connection.execute(
             update(self._s)
             .where(self._s.c.sid == sid)
             .values(window_rev=self._s.c.window_rev + 1, active_tokens=self._s.c.active_tokens - released)
+            .returning(self._s.c.user_id)
         )
+        user_id = session.scalar_one()
+        if status == GONE and moved:
+            await self._forget(connection, user_id, sid)
         return moved
+
+    async def _forget(self, connection: AsyncConnection, user_id: str, sid: int) -> None:
+        """Void what was recalled from a session, and what blocks prepare from it right now."""
+        for owner in (f"u:{user_id}", f"s:{sid}") if user_id else (f"s:{sid}",):
+            await connection.execute(self._touch, {"owner": owner, "raise_epoch": 1})
 
     async def recount(self, sid: int, counts: Mapping[int, int], counter: str) -> None:
         """Write token counts that another counter made.
@@ -593,6 +618,11 @@ def _rows(sid: int, first_seq: int, entries: Sequence[Entry]) -> list[dict[str, 
         }
         for seq, entry in enumerate(entries, first_seq)
     ]
+
+
+def _in_one(rows: Sequence[Any]) -> str:
+    """Name of the content of several messages in one."""
+    return codec.content_hash(codec.merge_messages([row.data for row in rows]))
 
 
 def _chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, bindparam, insert, or_, select, text, update
+from sqlalchemy import and_, bindparam, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.records import (
@@ -34,7 +34,7 @@ from llama_index_memory_tiers.storage.index import (
     encode_vector,
 )
 from llama_index_memory_tiers.storage.rows import GONE, decode_rows
-from llama_index_memory_tiers.storage.schema import Tables
+from llama_index_memory_tiers.storage.schema import Tables, owner_touch
 
 _logger = logging.getLogger(__name__)
 
@@ -91,13 +91,7 @@ class RecordStore:
         self._now = now
         self._t = tables
         self._r = tables.records
-        owners = ".".join(f'"{part}"' for part in tables.owners.fullname.split("."))
-        # The revision comes from this row's lock: taken from a sequence, readers missed changes.
-        self._touch = text(
-            f"INSERT INTO {owners} AS o (owner, epoch, rev) VALUES (:owner, :raise_epoch, 1) "
-            "ON CONFLICT (owner) DO UPDATE SET epoch = o.epoch + excluded.epoch, rev = o.rev + 1 "
-            "RETURNING epoch, rev"
-        )
+        self._touch = owner_touch(tables)
         self._catch_up = self._catch_up_query()
         r = self._r
         self._live = and_(
@@ -107,7 +101,7 @@ class RecordStore:
         )
 
     async def epoch(self, owner: str) -> int:
-        """The owner's epoch: only a forget raises it. 0 for an owner that has nothing yet."""
+        """The owner's epoch: only a deletion raises it. 0 for an owner that has nothing yet."""
         o = self._t.owners
 
         async def work(connection: AsyncConnection) -> int:

@@ -20,6 +20,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.errors import ConfigurationError, ForeignTableError, SchemaVersionError
@@ -128,6 +129,24 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
         embeddings=table("embeddings", key("record_id", BigInteger), key("model"), Column("vec", LargeBinary)),
         terms=table("terms", key("record_id", BigInteger), Column("ids", LargeBinary), Column("counts", LargeBinary)),
     )  # fmt: skip
+
+
+def owner_touch(tables: Tables) -> TextClause:
+    """The statement that raises an owner's revision, and its epoch by `raise_epoch`, and makes its row if need be.
+
+    Args:
+        tables: The tables.
+
+    Returns:
+        A statement that takes `owner` and `raise_epoch` and answers the new epoch and revision.
+    """
+    owners = ".".join(f'"{part}"' for part in tables.owners.fullname.split("."))
+    # The revision comes from this row's lock: taken from a sequence, readers missed changes.
+    return text(
+        f"INSERT INTO {owners} AS o (owner, epoch, rev) VALUES (:owner, :raise_epoch, 1) "
+        "ON CONFLICT (owner) DO UPDATE SET epoch = o.epoch + excluded.epoch, rev = o.rev + 1 "
+        "RETURNING epoch, rev"
+    )
 
 
 # Append only: a number is never edited after a release. {t[…]}: table, {i[…]}: index, {id}: identity column,

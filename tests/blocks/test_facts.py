@@ -736,3 +736,34 @@ async def test_used_by_hand_a_lost_extraction_raises_and_is_made_up_for_next_tim
 )
 def test_the_parser_of_stock_keeps_its_name_and_meaning(answer, found):
     assert block()._parse_facts_xml(answer) == found
+
+
+class Odd(MockEmbedding):
+    """Has no direction for some texts."""
+
+    def _get_text_embedding(self, text):
+        return [0.0] * self.embed_dim if "odd" in text else [float(len(text) % 7 + 1)] * self.embed_dim
+
+    def _get_query_embedding(self, query):
+        return self._get_text_embedding(query)
+
+    async def _aget_text_embedding(self, text):
+        return self._get_text_embedding(text)
+
+    async def _aget_query_embedding(self, query):
+        return self._get_text_embedding(query)
+
+
+async def test_a_fact_without_a_usable_vector_is_kept_and_found_by_its_words(storage):
+    made = block(facts("Maya has an odd cat.", "Maya plays chess.", "Maya paints."), shown_facts=1, embed_model=Odd(8))
+    assert (await tell(storage, made, "About me.")).outcome == "done"
+    assert len(await kept(storage, made)) == 3
+    assert "odd cat" in (await recall(storage, made, "Tell me of the cat"))[0].text
+
+
+@pytest.mark.parametrize("model", [Odd(8), Odd(9)], ids=["zero", "other dimensions"])
+async def test_a_question_that_cannot_be_compared_finds_facts_by_words(storage, model):
+    stored = block(facts("Maya has a cat.", "Maya plays chess.", "Maya paints."), shown_facts=1, embed_model=Odd(8))
+    await tell(storage, stored, "About me.")
+    asking = block(shown_facts=1, embed_model=model)
+    assert "has a cat" in (await recall(storage, asking, "Is the cat odd?" if model.embed_dim == 8 else "cat"))[0].text

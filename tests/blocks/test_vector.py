@@ -7,7 +7,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from foreign import ListStore
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
@@ -15,6 +19,7 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient
 
 from llama_index_memory_tiers import ConfigurationError, Storage, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers.events import BlockFailed
 from llama_index_memory_tiers.testing import HashEmbedding
 
 SMALL_TALK = [f"Small talk number {number} about the weather and the garden fence." for number in range(30)]
@@ -225,3 +230,76 @@ def test_a_model_is_taken_from_the_settings_only_when_one_was_set(monkeypatch):
     model = HashEmbedding()
     monkeypatch.setattr(Settings, "_embed_model", model)
     assert VectorMemoryBlock().embed_model is model
+
+
+# --- vectors that cannot be used -------------------------------------------------------------------------------
+
+
+class Odd(HashEmbedding):
+    """Has no direction for some texts, as some servers answer to what they filter or cannot read."""
+
+    value: float = 0.0
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        vector = super()._get_text_embedding(text)
+        return [self.value] * len(vector) if "odd" in text else vector
+
+
+class Wider(HashEmbedding):
+    """The same name, another size: a server that changed its model."""
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return [*super()._get_query_embedding(query), 1.0]
+
+
+@pytest.fixture
+def failures() -> Iterator[list[str]]:
+    class Handler(BaseEventHandler):
+        def handle(self, event: BaseEvent, **_: Any) -> None:
+            if isinstance(event, BlockFailed):
+                seen.append(event.error)
+
+    seen: list[str] = []
+    handler = Handler()
+    dispatcher = get_dispatcher()
+    dispatcher.add_event_handler(handler)
+    yield seen
+    dispatcher.event_handlers.remove(handler)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+async def test_a_message_without_a_usable_vector_is_found_by_its_words(storage, failures, value):
+    memory = remembering(storage, embed_model=Odd(value=value))
+    messages = [user("an odd lake"), user("another odd lake"), user("a plain hill")]
+    await memory.aput_messages(messages)
+    report = await memory.aflush()
+    assert report.complete
+    assert await memory.adead_letters() == []
+    assert failures == ["EmbeddingError"]  # once for the batch
+    assert "odd lake" in (await recalled(memory, "lake"))[0]
+
+
+async def test_a_question_without_a_usable_vector_is_answered_by_words(storage, failures):
+    memory = remembering(storage, embed_model=Odd())
+    await tell(memory, "The lake was cold.")
+    await memory.aflush()
+    assert "lake was cold" in (await recalled(memory, "Was the lake odd?"))[0]
+    assert failures == ["EmbeddingError"]
+
+
+async def test_a_question_of_other_dimensions_is_answered_by_words(storage, failures):
+    memory = remembering(storage, embed_model=HashEmbedding())
+    await tell(memory, "The lake was cold.")
+    await memory.aflush()
+    assert "lake was cold" in (await recalled(remembering(storage, embed_model=Wider()), "Was the lake cold?"))[0]
+    assert failures == ["EmbeddingError"]
+
+
+async def test_a_vector_store_is_given_no_unusable_vector(storage):
+    store = ListStore()
+    memory = remembering(storage, vector_store=store, embed_model=Odd())
+    await memory.aput_messages([user("an odd lake"), user("a plain lake")])
+    assert (await memory.aflush()).complete
+    assert [any(node.embedding) for node in store.kept.values()] == [True]
+    assert len(await recalled(memory, "Was the lake odd?")) == 2  # by words, in our storage
+    assert store.asked == []

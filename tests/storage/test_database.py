@@ -376,6 +376,33 @@ async def test_a_users_engine_may_have_a_transaction_open_beside_ours(engine: As
     assert await _theirs(engine, "SELECT count(*) FROM beside") == [0]
 
 
+async def test_a_users_engine_that_belongs_to_a_loop_is_refused_on_another(
+    engine: AsyncEngine, storage_kind: str
+) -> None:
+    storage = Storage(engine=engine, table_name="ours_of_one_loop")
+    await put(storage, "here")
+    if storage_kind == "postgres":
+        with pytest.raises(ConfigurationError, match="event loop") as caught:
+            await asyncio.to_thread(asyncio.run, put(storage, "there"))
+        assert "address" in caught.value.remedy
+        assert await uids(storage) == ["here"]
+    else:  # aiosqlite's connections belong to no loop
+        await asyncio.to_thread(asyncio.run, put(storage, "there"))
+        assert await uids(storage) == ["here", "there"]
+    await storage.aclose()
+
+
+def test_two_threads_may_leave_one_dead_loop(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "memory.db")
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(storage.log.session("", "s"))
+    loop.close()
+    storage._database._leave(loop)
+    storage._database._leave(loop)  # the other thread had listed it, too
+    assert loop not in storage._database._engines
+    asyncio.run(storage.aclose())
+
+
 def test_an_in_memory_engine_is_refused() -> None:
     for uri in ("sqlite+aiosqlite:///:memory:", "sqlite+aiosqlite://"):
         engine = create_async_engine(uri)

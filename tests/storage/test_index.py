@@ -443,13 +443,24 @@ def test_the_cache_keeps_the_newest_even_when_it_alone_is_too_large():
     assert (cache.get("a"), len(cache)) == (None, 1)
 
 
-def test_the_cache_measures_again_and_lets_go_when_asked():
+def test_the_cache_measures_an_index_again_when_it_is_put_again():
     first, second = filled(make(1)), filled(make(1))
     cache = IndexCache(max_bytes=first.nbytes + second.nbytes)
     cache.put("a", first)
     cache.put("b", second)
+    assert len(cache) == 2
     second.update([make(i, "tea " * 20) for i in range(2, 50)])
-    assert cache.evict() == 1
-    cache.drop("b")
-    cache.drop("never there")
-    assert len(cache) == 0
+    cache.put("b", second)
+    assert (cache.get("a"), cache.get("b"), len(cache)) == (None, second, 1)
+
+
+def test_the_cache_measures_only_the_index_that_is_put(monkeypatch):
+    indexes = [filled(make(1)) for _ in range(20)]
+    size, measured = indexes[0].nbytes, []
+    monkeypatch.setattr(OwnerIndex, "nbytes", property(lambda index: measured.append(index) or size))
+    cache = IndexCache(max_bytes=10 * size)
+    for number, index in enumerate(indexes):
+        cache.put(number, index)
+    cache.put(19, indexes[19])
+    assert len(measured) == 21
+    assert [number for number in range(20) if cache.get(number) is not None] == list(range(10, 20))

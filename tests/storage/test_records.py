@@ -16,6 +16,7 @@ from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record, Scope
 from llama_index_memory_tiers.storage import Entry, Hit, IndexQuery, OwnerReader, owner_key
 from llama_index_memory_tiers.storage import records as records_module
+from llama_index_memory_tiers.storage import rows as rows_module
 from llama_index_memory_tiers.storage.rows import GONE
 from llama_index_memory_tiers.text import analyse
 
@@ -416,3 +417,32 @@ def test_owner_keys_cannot_be_mistaken_for_each_other() -> None:
     assert owner_key(Scope("s", "ann"), 7, per_session=True) == "s:7"
     assert owner_key(Scope("s"), 7) == "s:7"
     assert owner_key(Scope("s", "s:7"), 1) == "u:s:7"
+
+
+async def test_any_number_of_hits_is_read_a_few_hundred_at_a_time(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "MOST_PARAMETERS", 3)
+    sid = await session(storage, *(f"tea {number}" for number in range(8)))
+    records = [new(f"tea {n}", kind="message", sources=((sid, n + 1),)) for n in range(8)]
+    await commit(storage, adding(*records))
+    hits = await storage.records.search(OWNER, "", IndexQuery(text="tea", now=NOW))
+    assert len(hits) == 8
+    before = storage.statements
+    assert [found.hit for found in await storage.records.messages_of(OWNER, hits)] == hits
+    assert storage.statements - before == 3
+    assert len(await storage.records.records_of(OWNER, hits)) == 8
+    assert all(record.sources for record in await storage.records.records_of(OWNER, hits))
+    scores = {record.id: float(n) for n, record in enumerate(records)}
+    assert [hit.score for hit in await storage.records.hits_of(OWNER, scores)] == [7, 6, 5, 4, 3, 2, 1, 0]
+
+
+async def test_an_index_that_is_empty_is_remembered_as_well(storage: Storage) -> None:
+    record = new("tea")
+    await commit(storage, adding(record))
+    await commit(storage, lambda _: Changes(archive=(record.id,)))
+    assert await found(storage, "tea") == []
+    index = storage.records._cache.get((OWNER, ""))
+    assert index is not None
+    assert await found(storage, "tea") == []
+    assert storage.records._cache.get((OWNER, "")) is index

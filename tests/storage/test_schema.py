@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory
 from llama_index_memory_tiers.errors import ConfigurationError, ForeignTableError, SchemaVersionError
+from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
 from llama_index_memory_tiers.storage.schema import VERSION, migrate
 
@@ -313,6 +314,33 @@ async def test_a_damaged_stock_row_costs_itself_only(
     assert await storage.adopt() == 7 - lost
     assert len([record for record in caplog.records if "damaged" in record.message]) == lost
     assert "private words" not in caplog.text
+
+
+@pytest.mark.parametrize("how", ["default", "none", "own"])
+async def test_adopting_takes_secrets_out_unless_told_otherwise(
+    make: Callable[..., Storage], stock: SQLAlchemyChatStore, how: str
+) -> None:
+    key = "sk-proj-4f9Kq2LmZx81BvNc7Tr5Wy3HsD6GjP0aQeRuIoXbM"
+    await stock.add_message("keys", user(f"my key is {key}"))
+    storage = make(table_name="memory_tiers")
+    given: dict[str, Any] = {"default": {}, "none": {"redaction": None}, "own": {"redaction": Redactor()}}[how]
+    assert await storage.adopt(**given) == 8
+    (message,) = await TieredChatStore(storage).get_messages("keys")
+    assert (key in (message.content or "")) is (how == "none")
+    assert await storage.adopt(**given) == 0
+
+
+@pytest.mark.usefixtures("stock")
+async def test_adopted_sessions_belong_to_the_user_who_is_named(make: Callable[..., Storage]) -> None:
+    storage = make(table_name="memory_tiers")
+    assert await storage.adopt(user_id="maya") == 7
+    assert await storage.adopt(user_id="maya") == 0
+    assert await TieredChatStore(storage).get_keys() == []
+    async with TieredMemory(storage=storage, session_id="one", user_id="maya") as memory:
+        assert [message.content for message in await memory.aget_all()] == [f"one {n}" for n in range(5)]
+        assert len(await memory.aget_all(MessageStatus.ARCHIVED)) == 2
+    with pytest.raises(ConfigurationError, match="user_id="):
+        await storage.adopt(user_id=" ")
 
 
 async def test_a_storage_cannot_adopt_its_own_name(make: Callable[..., Storage]) -> None:
