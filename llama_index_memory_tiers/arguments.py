@@ -25,7 +25,6 @@ from llama_index.core.utils import get_tokenizer
 from llama_index_memory_tiers.budget import TokenBudget, TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
-from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 
@@ -297,29 +296,6 @@ def _checked_blocks(blocks: Any) -> list[BaseMemoryBlock[Any]]:
             remedy="Give each a name of its own: name='…'.",
         )
     return found
-
-
-def checked_redaction(redaction: Any) -> Redactor | None:
-    """What takes secrets out.
-
-    Args:
-        redaction: A `Redactor`, `"default"`, or `None`.
-
-    Returns:
-        The redactor, or `None` when secrets are stored as they are.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
-    if redaction is None or isinstance(redaction, Redactor):
-        return redaction
-    if redaction != "default":
-        raise ConfigurationError(
-            f"redaction={redaction!r:.100} was given.",
-            allowed="It is a Redactor, 'default', or None for no redaction.",
-            remedy="Pass one of them, or leave it out.",
-        )
-    return Redactor()
 
 
 def _check_static(blocks: list[BaseMemoryBlock[Any]], counter: TokenCounter, limit: int) -> None:

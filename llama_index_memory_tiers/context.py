@@ -15,6 +15,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod
 from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock, newest_request
+from llama_index_memory_tiers.blocks.foreign import for_one_question
 from llama_index_memory_tiers.budget import (
     Item,
     Packed,
@@ -362,11 +363,10 @@ class ContextBuilder:
         return found
 
     async def _ask(self, block: BaseMemoryBlock[Any], request: Request, visible: frozenset[Place]) -> Content:
-        seconds = getattr(block, "timeout_seconds", _FOREIGN_SECONDS)
         try:
             if isinstance(block, TieredMemoryBlock):
-                return await asyncio.wait_for(self._recall(block, request, visible), seconds)
-            return await asyncio.wait_for(self._get(block, request), seconds)
+                return await asyncio.wait_for(self._recall(block, request, visible), _seconds(block))
+            return await asyncio.wait_for(self._get(block, request), _seconds(block))
         except Exception as error:  # noqa: BLE001  # a block may raise anything; the chat goes on
             emit(BlockFailed(session_id=request.scope.session_id, block=block.name, error=type(error).__name__))
             return error
@@ -387,7 +387,7 @@ class ContextBuilder:
         return Part(block.name, block.priority, items=tuple(items), stable=block.stable)
 
     async def _get(self, block: BaseMemoryBlock[Any], request: Request) -> Part:
-        content = await block.aget(
+        content = await for_one_question(block).aget(
             [clone(message) for message in request.messages],
             session_id=request.scope.session_id,
             **copy.deepcopy(dict(request.block_kwargs)),
@@ -442,17 +442,20 @@ class ContextBuilder:
 
     async def _cut_to_fit(self, block: BaseMemoryBlock[Any], part: Part, room: int) -> Part | None:
         """Let a foreign block cut its own content; `None` when it need not or does not."""
+        try:
+            return await asyncio.wait_for(self._cut(block, part, room), _seconds(block))
+        except Exception as error:  # noqa: BLE001  # a foreign block may raise anything
+            emit(BlockFailed(block=block.name, error=type(error).__name__))
+            return None
+
+    async def _cut(self, block: BaseMemoryBlock[Any], part: Part, room: int) -> Part | None:
         cut: Part | None = None
         content: list[Any] = list(part.messages or part.blocks)
         # A block may cut too little: it is asked again while that makes its content smaller.
         while content and (size := self._size(content)) > room:
             alone = len(content) == 1 and isinstance(content[0], TextBlock)
-            try:
-                left = await block.atruncate(content[0].text if alone else copy.copy(content), size - room)
-                cut = _foreign_part(block, left) if left else None
-            except Exception as error:  # noqa: BLE001  # a foreign block may raise anything
-                emit(BlockFailed(block=block.name, error=type(error).__name__))
-                return None
+            left = await block.atruncate(content[0].text if alone else copy.copy(content), size - room)
+            cut = _foreign_part(block, left) if left else None
             if cut is None:
                 return None
             content = list(cut.messages or cut.blocks)
@@ -511,6 +514,11 @@ class ContextBuilder:
 
     def _item(self, item: Item, reason: str = "") -> ItemReport:
         return ItemReport(item.text, self._counter.text(item.text), item.score, item.legs, reason)
+
+
+def _seconds(block: BaseMemoryBlock[Any]) -> float:
+    """How long a block may take for one answer."""
+    return float(getattr(block, "timeout_seconds", _FOREIGN_SECONDS))
 
 
 def _foreign_part(block: BaseMemoryBlock[Any], content: Any) -> Part:

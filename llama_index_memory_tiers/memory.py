@@ -21,7 +21,7 @@ from llama_index.core.memory.memory import (
 )
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 from typing_extensions import Self
 
 from llama_index_memory_tiers.arguments import (
@@ -29,11 +29,10 @@ from llama_index_memory_tiers.arguments import (
     Places,
     check_arguments,
     check_request,
-    checked_redaction,
     resolve_places,
 )
 from llama_index_memory_tiers.blocks import consumers_of
-from llama_index_memory_tiers.budget import TokenBudget, TokenCounter, plan_flush, window_row
+from llama_index_memory_tiers.budget import RESULT_ROLES, TokenBudget, TokenCounter, plan_flush, window_row
 from llama_index_memory_tiers.context import ContextBuilder, Request, Settings, make_request
 from llama_index_memory_tiers.delivery import Delivery, Key
 from llama_index_memory_tiers.entries import EntryMaker, Prepared
@@ -41,9 +40,10 @@ from llama_index_memory_tiers.errors import ConfigurationError, StorageError
 from llama_index_memory_tiers.events import ContextReport, FlushReport, MessagesPut, WindowFlushed, emit
 from llama_index_memory_tiers.portal import portal
 from llama_index_memory_tiers.records import Scope, StoredMessage
-from llama_index_memory_tiers.redaction import Redactor
+from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import DeadLetter, Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
+from llama_index_memory_tiers.storage.database import lacks_password
 from llama_index_memory_tiers.windows import LogWindow, SessionWindow, StoreWindow
 
 _logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class _Shared:
     delivery: Delivery
     contexts: ContextBuilder
     raw: dict[Key, dict[str, ChatMessage]] = field(default_factory=dict)
-    stuck: set[Key] = field(default_factory=set)
+    stuck: dict[Key, bool] = field(default_factory=dict)
     turns: _Turns = field(default_factory=weakref.WeakValueDictionary)
 
     def turn(self, key: Key) -> asyncio.Lock:
@@ -97,7 +97,8 @@ class TieredMemory(Memory):
         chat_history_token_ratio: Share of the limit above which old turns leave the window, 0 to 1; default 0.7.
         token_flush_size: About so many tokens leave at once; default a tenth of the limit, at most 3 000.
         window_messages: Also flush above so many messages; default no bound.
-        memory_blocks: What remembers; names are unique.
+        memory_blocks: What remembers; names are unique. Stock and third-party blocks hold what they learn in themselves,
+            for all who share them: make those per user.
         insert_method: Put the memory into the `system` message or into the newest `user` message.
         recall_position: With `user`, only what changes from turn to turn stands beside the newest user message.
         overflow: When priority 0 and the newest user message alone exceed the limit: `event` returns exactly these,
@@ -116,9 +117,6 @@ class TieredMemory(Memory):
         ConfigurationError: Names the argument, its value and the way out, before anything is stored.
     """
 
-    # Declared here as well, since older releases of core know one only, or in a narrower type.
-    sql_store: AsyncDBChatStore = Field(exclude=True)
-    document_token_size_estimate: int = 2048
     user_id: str | None = None
     agent_id: str | None = None
     reserve_tokens: int = 0
@@ -268,6 +266,9 @@ class TieredMemory(Memory):
     def for_session(self, session_id: str, user_id: str | None = None) -> Self:
         """Make a memory for another session with the same storage, blocks and settings, at next to no cost.
 
+        Stock and third-party blocks hold what they learn in themselves, so that another user would be shown it: with
+        such blocks, make a `TieredMemory` with blocks of its own per user.
+
         Args:
             session_id: The conversation.
             user_id: Another person; default the same.
@@ -342,7 +343,7 @@ class TieredMemory(Memory):
                 allowed="A private storage ends with the memory that opened it.",
                 remedy="Pass the same open Storage, or use a file or a database from the beginning.",
             )
-        if storage is None and ":***@" in str(address):
+        if storage is None and lacks_password(str(address)):
             raise ConfigurationError(
                 f"The handle of a memory at {address!r} was given without storage=.",
                 allowed="A handle holds no password.",
@@ -417,6 +418,8 @@ class TieredMemory(Memory):
         await self._shared.delivery.attach(self._key)
         result = await self._window.append(prepared.entries, self._shared.delivery.keys)
         self._remember_raw(prepared.raw, new_turn=prepared.new_turn)
+        if not self._shared.stuck.get(self._key, True) and any(e.role not in RESULT_ROLES for e in prepared.entries):
+            del self._shared.stuck[self._key]
         emit(MessagesPut(session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens))
         await self._after_write(result.active_tokens)
 
@@ -460,7 +463,7 @@ class TieredMemory(Memory):
 
     async def _flush_window(self) -> None:
         if self._key in self._shared.stuck:
-            return  # the newest turn alone is too large; nothing changes before the next one
+            return  # what stays alone is too large; nothing changes before the next turn, or group without turns
         async with self._shared.turn(self._key):
             await self._flush_now()
 
@@ -474,7 +477,8 @@ class TieredMemory(Memory):
         )
         if not seqs:
             if sum(stored.tokens for stored in window.messages) > self._window_tokens:
-                self._shared.stuck.add(self._key)
+                turns = any(stored.role == MessageRole.USER for stored in window.messages)
+                self._shared.stuck[self._key] = turns
             return
         # A damaged row leaves with its neighbours, or what waits for a flush would wait behind it for ever.
         damaged = [seq for seq in window.damaged if seq < seqs[-1]]
@@ -489,7 +493,7 @@ class TieredMemory(Memory):
         shared = self._shared
         if new_turn:
             shared.raw.pop(self._key, None)
-            shared.stuck.discard(self._key)
+            shared.stuck.pop(self._key, None)
         if raw:
             shared.raw.setdefault(self._key, {}).update(raw)
             while len(shared.raw) > _RAW_SESSIONS:
@@ -727,5 +731,6 @@ class TieredMemory(Memory):
 
 _HANDLE_SETTINGS = (
     "token_limit", "reserve_tokens", "chat_history_token_ratio", "token_flush_size", "window_messages", "overflow",
-    "delivery", "recall_position", "claim_seconds",
+    "delivery", "recall_position", "claim_seconds", "image_token_size_estimate", "audio_token_size_estimate",
+    "video_token_size_estimate", "document_token_size_estimate",
 )  # fmt: skip

@@ -601,3 +601,26 @@ class Redactor:
             return None
         redacted = self._string(text, frozenset())
         return None if redacted is text else base64.b64encode(redacted.encode())
+
+
+def checked_redaction(redaction: Any) -> Redactor | None:
+    """What takes secrets out.
+
+    Args:
+        redaction: A `Redactor`, `"default"`, or `None`.
+
+    Returns:
+        The redactor, or `None` when secrets are stored as they are.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if redaction is None or isinstance(redaction, Redactor):
+        return redaction
+    if redaction != "default":
+        raise ConfigurationError(
+            f"redaction={redaction!r:.100} was given.",
+            allowed="It is a Redactor, 'default', or None for no redaction.",
+            remedy="Pass one of them, or leave it out.",
+        )
+    return Redactor()

@@ -122,7 +122,8 @@ class StoreWindow:
 
     Weaker than `LogWindow`, as a chat store has neither ids nor transactions: concurrent writers may archive the
     same message twice, a crash between its archive and our log loses a message for the blocks, ids and times are
-    not known, and a system message leaves with the oldest turn.
+    not known, and a system message leaves with the oldest turn. Its key is the session's id, as in stock; with a
+    user it is `<length of user id>:<user id>:<session id>`, as a store knows no users.
 
     Args:
         store: The user's store.
@@ -133,7 +134,8 @@ class StoreWindow:
 
     def __init__(self, store: AsyncDBChatStore, storage: Storage, scope: Scope, counter: TokenCounter) -> None:
         self._store = store
-        self._key = scope.session_id
+        self._session = scope.session_id
+        self._key = _store_key(scope)
         self._counter = counter
         self._storage = storage
         self._log = LogWindow(storage, scope, counter)
@@ -190,7 +192,7 @@ class StoreWindow:
                 created_at=now,
                 tokens=self._counter.message(message),
                 meta=MessageMeta(),
-                session_id=self._key,
+                session_id=self._session,
                 place=(0, number),
             )
             for number, message in enumerate(await self._store.get_messages(self._key, status), 1)
@@ -205,3 +207,10 @@ class StoreWindow:
             created_at=self._storage.now(),
             data=codec.encode_message(message),
         )
+
+
+def _store_key(scope: Scope) -> str:
+    """The key of a window; the length tells where the user's id ends, whatever the ids are made of."""
+    if scope.user_id is None:
+        return scope.session_id
+    return f"{len(scope.user_id)}:{scope.user_id}:{scope.session_id}"

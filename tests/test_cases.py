@@ -838,6 +838,22 @@ async def test_an_update_is_found_by_its_new_text_and_the_old_text_is_missed(
     assert "Peru" in "\n".join(texts(await reader.aget("stamps")))
 
 
+async def test_a_deleted_message_is_not_recalled_again_within_the_same_turn(storage: Storage) -> None:
+    memory = TieredMemory(
+        storage=storage,
+        user_id="ada",
+        session_id="today",
+        memory_blocks=[VectorMemoryBlock(embed_model=None)],
+    )
+    earlier = memory.for_session("monday")
+    await earlier.aput_messages([said("user", "my locker code is 4711"), said("assistant", "noted")])
+    await memory.aput(said("user", "what is my locker code?"))
+    assert "4711" in str(await memory.aget())
+    await TieredChatStore(storage, user_id="ada").delete_messages("monday")
+    assert "4711" not in str(await memory.aget())
+    await memory.aclose()
+
+
 async def test_what_has_expired_is_invisible_at_that_moment_before_any_maintenance(make_storage: MakeStorage) -> None:
     """Case 34: in the warm index, in a cold one, and in SQL."""
     clock = Clock()

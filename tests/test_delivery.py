@@ -31,7 +31,9 @@ from doubles import (
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
 
-from llama_index_memory_tiers import Storage, TieredMemory
+from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory
+from llama_index_memory_tiers.errors import StorageUnavailableError
+from llama_index_memory_tiers.records import Batch
 from llama_index_memory_tiers.storage import DeadLetter
 
 Make = Callable[..., TieredMemory]
@@ -82,6 +84,13 @@ async def test_a_turn_is_absorbed_when_it_is_complete_and_not_before(make: Make)
     await memory.aput(said("assistant", "answer"))
     assert [len(batch) for batch in block.batches] == [4]
     assert block.batches[0][-1] == "answer"
+
+
+@pytest.mark.parametrize("role", ["assistant", "chatbot", "model"])
+async def test_a_turn_is_complete_whatever_the_answering_role_is_called(make: Make, role: str) -> None:
+    block = RecordingBlock()
+    await make(block).aput_messages([said("user", "question"), said(role, "answer")])
+    assert block.batches == [["question", "answer"]]
 
 
 async def test_an_unanswered_turn_is_complete_when_the_next_one_begins(make: Make) -> None:
@@ -323,13 +332,127 @@ async def test_an_outage_pauses_a_block_without_counting_against_the_batch(make:
     assert len((await told(memory.storage)).texts) == 2
 
 
-async def test_a_block_that_takes_too_long_is_an_outage(make: Make) -> None:
-    memory = make(RecordingBlock(timeout_seconds=0.02, on_prepare=Gate()))
-    await memory.aput_messages(turn(0))
+async def test_a_block_that_takes_too_long_is_given_less_at_a_time(make: Make) -> None:
+    async def slow(batch: Batch) -> None:
+        await asyncio.sleep(60 if len(batch.messages) > 20 else 0)
+
+    block = RecordingBlock(absorb_every=1000, timeout_seconds=0.1, on_prepare=slow)
+    memory = make(block)
+    await memory.aput_messages([said("user", f"message {number}") for number in range(70)])
     report = await memory.aflush()
-    assert (report.blocks[0].pending, report.blocks[0].error) == (2, "TimeoutError")
-    [row] = await rows(memory.storage, "SELECT attempts, claim FROM {t}_cursors")
-    assert tuple(row) == (0, None)
+    assert (report.blocks[0].pending, report.blocks[0].error) == (70, "TimeoutError")
+    await absorb_all(memory)
+    assert [len(batch) for batch in block.batches[:3]] == [64, 32, 16]
+    assert (await told(memory.storage)).texts == [f"message {number}" for number in range(70)]
+
+
+async def test_a_block_that_always_takes_too_long_parks_nothing(make: Make) -> None:
+    memory = make(RecordingBlock(timeout_seconds=0.01, absorb_every=100, on_prepare=Gate()))
+    await memory.aput_messages(turn(0))
+    for _ in range(12):
+        report = await memory.aflush()
+        assert (report.blocks[0].pending, report.blocks[0].error) == (2, "TimeoutError")
+    assert await memory.adead_letters() == []
+    # One alone at last, which has as many tries left as any other.
+    assert [tuple(row) for row in await rows(memory.storage, "SELECT attempts, claim FROM {t}_cursors")] == [(6, None)]
+
+
+class RefusedError(Exception):
+    """What HTTP clients raise."""
+
+    def __init__(self, status_code: int) -> None:
+        super().__init__("refused")
+        self.status_code = status_code
+
+
+@pytest.mark.parametrize("error", [*map(RefusedError, (401, 402, 403, 404, 429, 503)), asyncio.TimeoutError()])
+async def test_what_a_service_refuses_whatever_it_is_asked_is_held_against_no_message(
+    make: Make, error: Exception
+) -> None:
+    def refuse(_: object) -> None:
+        raise error
+
+    memory = make(RecordingBlock(absorb_every=100, on_prepare=refuse))
+    await memory.aput_messages(turn(0))
+    for _ in range(9):
+        await memory.aflush()
+    assert await memory.adead_letters() == []
+    assert (await rows(memory.storage, "SELECT attempts FROM {t}_cursors"))[0].attempts == 0
+
+
+async def test_many_contexts_in_a_row_do_not_hurry_a_block_that_rests(make: Make) -> None:
+    await make(session_id="monday").aput_messages(turn(0))
+    block = RecordingBlock(on_prepare=refuse_content("question"))
+    memory = make(block, session_id="today")
+    for _ in range(20):
+        await memory.aget("hello")
+    await settled(memory)
+    assert len(block.batches) < 8
+    assert await memory.adead_letters() == []
+
+
+@pytest.mark.parametrize("delivery", ["inline", "background"])
+async def test_a_put_that_was_stored_does_not_fail_because_of_what_follows(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delivery: str
+) -> None:
+    memory = make(RecordingBlock(), delivery=delivery, window_messages=2)
+    await memory.aput_messages(turn(0))
+    await absorb_all(memory)
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise StorageUnavailableError("down", allowed="up", remedy="wait")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.storage.log, "archive", refuse)
+        patch.setattr(memory.storage.cursors, "claim", refuse)
+        await memory.aput_messages(turn(1))
+        await until(lambda: not memory._shared.delivery._tasks, what="the end of what failed")
+    # One for the flush, one for the delivery, and no text of a message in them.
+    assert [getattr(record, "error", "StorageUnavailableError") for record in caplog.records] == [
+        "StorageUnavailableError"
+    ] * 2
+    assert "question" not in caplog.text
+    await memory.aput_messages(turn(2))
+    await absorb_all(memory)
+    wanted = [message.content or "" for number in range(3) for message in turn(number)]
+    assert [message.content for message in await memory.aget_all()] == wanted
+    assert (await told(memory.storage)).texts == wanted
+    assert len((await memory._window.read()).messages) == 2
+
+
+async def test_a_put_at_the_moment_a_worker_ends_is_not_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = make(RecordingBlock(), delivery="background")
+    await memory.aput_messages(turn(0))
+    await settled(memory)
+    delivery = memory._shared.delivery
+    real, unattended = delivery.deliver, make()
+    puts = [turn(1)]
+
+    async def deliver(key: Any, **arguments: Any) -> Any:
+        progress = await real(key, **arguments)
+        if puts:
+            await unattended.aput_messages(puts.pop())
+            # Runs between the worker's return and the loop's notice that it has returned.
+            asyncio.get_running_loop().call_soon(delivery.schedule, key)
+        return progress
+
+    monkeypatch.setattr(delivery, "deliver", deliver)
+    delivery.schedule(("ada", "chat"))
+    await until(lambda: not delivery._tasks, what="the end of background work")
+    assert (await told(memory.storage)).texts == ["question 0", "answer 0", "question 1", "answer 1"]
+
+
+@pytest.mark.parametrize("user_id", ["ada", None])
+async def test_a_message_deleted_while_a_block_is_at_it_is_not_learnt(make: Make, user_id: str | None) -> None:
+    gate = Gate()
+    memory = make(RecordingBlock(on_prepare=gate), delivery="background", user_id=user_id)
+    await memory.aput_messages(turn(0))
+    await gate.entered.wait()
+    await TieredChatStore(memory.storage, user_id=user_id).delete_message("chat", 1)
+    gate.opened.set()
+    await settled(memory)
+    await absorb_all(memory)
+    assert (await told(memory.storage)).texts == ["answer 0"]
 
 
 async def parked(memory: TieredMemory) -> DeadLetter:
@@ -412,6 +535,25 @@ async def test_a_living_worker_renews_its_claim_and_is_not_overtaken(make: Make,
     assert (await second.aflush()).complete
     assert block.batches == []
     assert (await told(first.storage)).texts == ["question 0", "answer 0"]
+
+
+async def test_a_claim_outlives_a_renewal_that_failed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    memory = make(RecordingBlock(on_prepare=gate), delivery="background", claim_seconds=1.0)
+    real, calls = memory.storage.cursors.renew, []
+
+    async def renew(*arguments: Any, **named: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise StorageUnavailableError("down", allowed="up", remedy="wait")
+        await real(*arguments, **named)
+
+    monkeypatch.setattr(memory.storage.cursors, "renew", renew)
+    await memory.aput_messages(turn(0))
+    await until(lambda: len(calls) > 1, what="another renewal")
+    gate.opened.set()
+    await settled(memory)
+    assert (await told(memory.storage)).texts == ["question 0", "answer 0"]
 
 
 async def test_a_worker_that_was_overtaken_writes_nothing(make: Make, make_storage: Any) -> None:
@@ -607,6 +749,20 @@ async def test_a_block_on_an_old_session_starts(make: Make, block: RecordingBloc
     await memory.aflush()
     await memory.aput_messages(turn(1))
     assert block.batches == batches
+
+
+@pytest.mark.parametrize("delivery", ["inline", "background"])
+async def test_a_block_on_an_old_session_sees_the_first_put_after_it_came(make: Make, delivery: str) -> None:
+    await make().aput_messages(turn(0))
+    block, foreign = ModelRecordingBlock(), ListeningBlock()
+    memory = make(block, foreign, delivery=delivery)
+    await asyncio.gather(memory.aput_messages(turn(1)), memory.aput_messages(turn(2)))
+    await absorb_all(memory)
+    assert_once(
+        [text for batch in block.batches for text in batch],
+        [message.content or "" for number in (1, 2) for message in turn(number)],
+    )
+    assert len([message for _, messages in foreign.given for message in messages]) == 4
 
 
 async def test_a_renamed_block_begins_anew_and_leaves_the_old_records(make: Make) -> None:

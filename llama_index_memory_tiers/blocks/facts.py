@@ -19,9 +19,10 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from llama_index_memory_tiers.blocks.absorbing import Trigger, is_outage
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
-from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts
+from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
 from llama_index_memory_tiers.budget import Item, TokenCounter
-from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
+from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, ExtractionError
+from llama_index_memory_tiers.events import BlockFailed
 from llama_index_memory_tiers.extraction import (
     FACT_CONDENSE_PROMPT,
     FACT_EXTRACTION_PROMPT,
@@ -33,7 +34,7 @@ from llama_index_memory_tiers.extraction import (
     parse_answer,
     transcribe,
 )
-from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Place, Reads, Record
+from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Place, Reads, Record, Scope
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec, new_id
 from llama_index_memory_tiers.text import analyse, escape
 
@@ -157,7 +158,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         draft = FactsDraft(tuple(new))
         if len(current) + len(new) > self.max_facts:
             draft = await self._condense(current, new, counter)
-        return await self._embedded(draft)
+        return await self._embedded(draft, batch.scope)
 
     async def _condense(self, current: Sequence[Record], new: Sequence[NewRecord], counter: TokenCounter) -> FactsDraft:
         old: list[Record | NewRecord] = [*current, *new]
@@ -239,14 +240,14 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
             tokens=counter.text(_written(draft.text, suspect=suspect)),
         )
 
-    async def _embedded(self, draft: FactsDraft) -> FactsDraft:
+    async def _embedded(self, draft: FactsDraft, scope: Scope) -> FactsDraft:
         model = self.embed_model
         if model is None:
             return draft
         records = [*draft.new, *(one.record for one in draft.condensed)]
-        vectors = await embed_texts(model, [record.text for record in records])
+        vectors = usable(await embed_texts(model, [record.text for record in records]), self._unusable(scope))
         found = {
-            record.id: replace(record, vector=tuple(vector), model=_model_name(model))
+            record.id: replace(record, vector=vector, model=_model_name(model))
             for record, vector in zip(records, vectors, strict=True)
         }
         return replace(
@@ -254,6 +255,9 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
             new=tuple(found[record.id] for record in draft.new),
             condensed=tuple(replace(one, record=found[one.record.id]) for one in draft.condensed),
         )
+
+    def _unusable(self, scope: Scope) -> BlockFailed:
+        return BlockFailed(session_id=scope.session_id, block=self.key, error=EmbeddingError.__name__)
 
     def reads(self, draft: Any) -> Reads:  # noqa: ARG002
         """All current facts, as another session of the user may have added some."""
@@ -285,7 +289,8 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         vector = None
         if model is not None and query.text.strip():
             vector = await embed_query(model, codec.storable(query.text))
-        hits = await reader.search(
+        hits = await search(
+            reader,
             IndexQuery(
                 text=query.text,
                 now=query.now,
@@ -294,7 +299,8 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
                 blocks=frozenset({self.key}),
                 limit=self.shown_facts,
             ),
-            model=_model_name(model) if model is not None else "",
+            _model_name(model) if model is not None else "",
+            self._unusable(query.scope),
         )
         found = await reader.records_of(hits)
         if len(found) != len(hits):  # some were put aside meanwhile, so nobody knows whose score is whose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,26 @@ from llama_index_memory_tiers.records import Batch, Changes, Reads, Record
 from llama_index_memory_tiers.storage import OwnerReader
 
 
+def for_one_question(block: BaseMemoryBlock[Any]) -> BaseMemoryBlock[Any]:
+    """Keep a question from leaving its filter behind: stock's vector block writes the session into `query_kwargs`.
+
+    Args:
+        block: A stock or third-party block.
+
+    Returns:
+        A shallow copy with a `query_kwargs` of its own, or the block itself when it has none: other blocks keep in
+        themselves what they have learnt.
+    """
+    if "query_kwargs" not in type(block).model_fields:
+        return block
+    return block.model_copy(update={"query_kwargs": copy.deepcopy(block.query_kwargs)})
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignBlock:
     """Hands batches to a stock or third-party block: copies, at least once; its durability is its own.
+
+    What the block keeps in itself is shared by all who use it: users need blocks of their own.
 
     Args:
         block: The block.

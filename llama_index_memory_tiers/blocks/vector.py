@@ -27,11 +27,11 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
-from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts
+from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
 from llama_index_memory_tiers.budget import Item, TokenCounter
-from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError
 from llama_index_memory_tiers.events import BlockFailed, emit
-from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Record, StoredMessage
+from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Record, Scope, StoredMessage
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, RecalledMessage, codec
 from llama_index_memory_tiers.text import day_label, escape, message_terms
 
@@ -105,7 +105,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         told = [(stored, text) for stored in batch.messages if (text := _said(stored))]
         if not told:
             return None
-        vectors = await self._embed([_dense_key(stored, text) for stored, text in told])
+        vectors = await self._embed([_dense_key(stored, text) for stored, text in told], batch.scope)
         if sum(len(text) for _, text in told) > _THREAD_CHARACTERS:
             measured = await asyncio.to_thread(_measured, told, counter)
         else:
@@ -126,18 +126,23 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         )
         if self.vector_store is not None:
             # Ids name the message, so that a repeated delivery overwrites; SQL decides what is recalled.
-            nodes = [self._node(record.id, batch.owner, v) for record, v in zip(records, vectors, strict=True)]
-            await self.vector_store.async_add(nodes)
+            pairs = zip(records, vectors, strict=True)
+            nodes = [self._node(record.id, batch.owner, vector) for record, vector in pairs if vector is not None]
+            if nodes:
+                await self.vector_store.async_add(nodes)
         return records
 
     def merge(self, draft: tuple[NewRecord, ...], records: Sequence[Record]) -> Changes:  # noqa: ARG002
         """Write one reference per message."""
         return Changes(add=draft)
 
-    async def _embed(self, texts: list[str]) -> list[tuple[float, ...] | None]:
+    async def _embed(self, texts: list[str], scope: Scope) -> list[tuple[float, ...] | None]:
         if self.embed_model is None:
             return [None] * len(texts)
-        return [tuple(row) for row in await embed_texts(self.embed_model, texts)]
+        return usable(await embed_texts(self.embed_model, texts), self._unusable(scope))
+
+    def _unusable(self, scope: Scope) -> BlockFailed:
+        return BlockFailed(session_id=scope.session_id, block=self.key, error=EmbeddingError.__name__)
 
     @property
     def _model(self) -> str:
@@ -145,10 +150,10 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return ""
         return self.embed_model.model_name
 
-    def _node(self, record_id: str, owner: str, vector: Sequence[float] | None) -> TextNode:
+    def _node(self, record_id: str, owner: str, vector: Sequence[float]) -> TextNode:
         # The text stays in our storage; a store that wants one gets the id.
         node = TextNode(id_=record_id, text=record_id, metadata={"owner": owner, "block": self.key})
-        node.embedding = list(vector or ())
+        node.embedding = list(vector)
         return node
 
     # -- recall ----------------------------------------------------------------------------------------------
@@ -162,7 +167,8 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         if self.vector_store is not None and vector is not None:
             hits = await self._from_store(text, vector, query, reader)
         else:
-            hits = await reader.search(
+            hits = await search(
+                reader,
                 IndexQuery(
                     text=text,
                     now=query.now,
@@ -172,7 +178,8 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
                     exclude=query.visible,
                     limit=max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE),
                 ),
-                model=self._model,
+                self._model,
+                self._unusable(query.scope),
             )
         found = await reader.messages_of(self._enough(hits, query.allowance))
         shown = await self._postprocessed([(message, _line(message.message)) for message in found], text)
@@ -188,10 +195,11 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         if self.embed_model is None:
             return None
         try:
-            return tuple(await embed_query(self.embed_model, text[:_EMBEDDED_CHARACTERS]))
+            vector = await embed_query(self.embed_model, text[:_EMBEDDED_CHARACTERS])
         except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find messages
             emit(BlockFailed(session_id=query.scope.session_id, block=self.key, error=type(error).__name__))
             return None
+        return usable([vector], self._unusable(query.scope))[0]
 
     async def _from_store(self, text: str, vector: Sequence[float], query: Query, reader: OwnerReader) -> list[Hit]:
         assert self.vector_store is not None  # noqa: S101  # asked by the caller

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,14 @@ _CHUNK = 100_000
 # "/", with which o200k continues a run (tiktoken_ext/openai_public.py): counts of such lines add up.
 _LINEWISE = ("gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base", "o200k_harmony")
 _LINE_START = re.compile(r"(?<=\S\n)(?=[^\s/])")
+# Kinds of text in which tokenizers differ.
+_PROBES = (
+    "The quick brown fox doesn't jump over 13 lazy dogs, unfortunately; internationalisation helps nobody.",
+    "昨天晚上我们在北京吃了烤鸭，味道很好。",
+    "def f(x: list[int]) -> dict:\n\treturn {n: n**2 for n in x if n_1 != 'a\\n'}\n",
+    "31415926535 2026-11-30T06:54:23+00:00 0xFFFF 1,000,000.00",
+    "a  b   c        d\n\n\n   e\t\tf ",
+)
 STANDS_ALONE = re.compile(r"(?![\s/]).*\S\Z", re.DOTALL)
 
 
@@ -48,7 +57,8 @@ class TokenCounter:
     Args:
         tokenizer_fn: Turns text into a list whose length is the count.
         name: Name under which stored counts are recognised; by default made from the tokenizer. Tokenizers
-            without a stable name (lambdas, nested functions, objects) are all called `custom`.
+            without a stable name (lambdas, nested functions, objects) are called `custom:` and a digest of
+            what they count in a few fixed texts.
         image: Tokens of an image.
         audio: Tokens of a recording.
         video: Tokens of a film.
@@ -77,7 +87,7 @@ class TokenCounter:
         changed = [
             f"{what}={size}" for what, size, default in (*usual, ("document", document, 2048)) if size != default
         ]
-        self._name = ";".join([name or encoding or _function_name(tokenizer_fn), *changed])
+        self._name = ";".join([name or encoding or _function_name(tokenizer_fn) or self._probed(), *changed])
         self._linewise = encoding in _LINEWISE
 
     @property
@@ -144,6 +154,17 @@ class TokenCounter:
         pieces = _LINE_START.split(text)
         return pieces if max(map(len, pieces)) <= _CHUNK else [text]
 
+    def _probed(self) -> str:
+        """Counts that another tokenizer made would let a context exceed its limit."""
+        digest = hashlib.sha256(repr([self._probe(text) for text in _PROBES]).encode())
+        return f"custom:{digest.hexdigest()[:8]}"
+
+    def _probe(self, text: str) -> int | str:
+        try:
+            return self._count(text)
+        except Exception as error:  # noqa: BLE001  # what it cannot count is said when a message holds it
+            return type(error).__name__
+
     def _count(self, text: str) -> int:
         try:
             return len(self._tokenizer_fn(text))
@@ -178,17 +199,17 @@ def _encoding_name(tokenizer_fn: Tokenizer) -> str | None:
     return name if isinstance(name, str) and type(owner).__module__.startswith("tiktoken") else None
 
 
-def _function_name(tokenizer_fn: Tokenizer) -> str:
+def _function_name(tokenizer_fn: Tokenizer) -> str | None:
     owner = getattr(tokenizer_fn, "__self__", None)
     where = getattr(tokenizer_fn, "__objclass__", tokenizer_fn)
     module, name = getattr(where, "__module__", None), getattr(tokenizer_fn, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
-        return "custom"
+        return None
     if owner is None or isinstance(owner, type):
         return f"{module}.{name}"
     # A bound method counts by its object's vocabulary: transformers tokenizers tell which.
     vocabulary = getattr(owner, "name_or_path", None)
-    return f"{module}.{name}:{vocabulary}" if isinstance(vocabulary, str) and vocabulary else "custom"
+    return f"{module}.{name}:{vocabulary}" if isinstance(vocabulary, str) and vocabulary else None
 
 
 def _written(block: ContentBlock) -> tuple[str, ...] | None:

@@ -6,12 +6,14 @@ import os
 import uuid
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import Self
 
 from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.records import Scope
+from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.adoption import adopt_stock_table
 from llama_index_memory_tiers.storage.cursors import Cursor, CursorStore, DeadLetter
@@ -60,7 +62,8 @@ class Storage:
     Args:
         address: A file path, or a URI such as `postgresql+asyncpg://user@host/database`. `None` means a private
             temporary directory that is removed on close.
-        engine: Your own SQLAlchemy `AsyncEngine` instead; it is shared, never closed.
+        engine: Your own SQLAlchemy `AsyncEngine` instead; it is shared, never closed. One for PostgreSQL is used from
+            the event loop that it belongs to alone: synchronous methods and other loops need `address` instead.
         table_name: Prefix of all tables.
         db_schema: Database schema for them; PostgreSQL only.
         pool_size: Connections per event loop.
@@ -153,15 +156,27 @@ class Storage:
         await self._database._open()  # noqa: SLF001  # the same room
         return self
 
-    async def adopt(self, stock_table: str = DEFAULT_TABLE_NAME) -> int:
+    async def adopt(
+        self,
+        stock_table: str = DEFAULT_TABLE_NAME,
+        *,
+        user_id: str | None = None,
+        redaction: Redactor | Literal["default"] | None = "default",
+    ) -> int:
         """Take over the history of LlamaIndex's `SQLAlchemyChatStore`, archive included; its table is left as it is.
 
         Args:
             stock_table: Name of its table. It may not be this storage's own `table_name`.
+            user_id: The person whose sessions these become; `None` leaves them without a user.
+            redaction: Takes secrets out of what is stored; `None` switches it off.
 
         Returns:
             How many messages were new. Repeating the call adds what came since.
+
+        Raises:
+            ConfigurationError: Names the argument, its value and the way out.
         """
+        redactor = checked_redaction(redaction)
         if stock_table == self.table_name:
             raise ConfigurationError(
                 f"stock_table={stock_table!r} is also this storage's table_name.",
@@ -169,7 +184,13 @@ class Storage:
                 remedy="Create this Storage with another table_name, such as 'memory_tiers'.",
             )
         return await adopt_stock_table(
-            self._database, self.log, checked_name("stock_table", stock_table), self.db_schema, now=self.now()
+            self._database,
+            self.log,
+            checked_name("stock_table", stock_table),
+            self.db_schema,
+            user_id=Scope("any", user_id).user_id or "",
+            redactor=redactor,
+            now=self.now(),
         )
 
     async def aclose(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.log import MessageLog
@@ -19,7 +20,16 @@ from llama_index_memory_tiers.storage.rows import ACTIVE, Entry
 _logger = logging.getLogger(__name__)
 
 
-async def adopt_stock_table(database: Database, log: MessageLog, table: str, schema: str | None, *, now: int) -> int:
+async def adopt_stock_table(
+    database: Database,
+    log: MessageLog,
+    table: str,
+    schema: str | None,
+    *,
+    user_id: str,
+    redactor: Redactor | None,
+    now: int,
+) -> int:
     """Copy every message of a stock table into the log, session by session.
 
     Args:
@@ -27,6 +37,8 @@ async def adopt_stock_table(database: Database, log: MessageLog, table: str, sch
         log: Where to write.
         table: Name of the stock table, a plain identifier.
         schema: Its database schema.
+        user_id: Whose sessions they become, or '' for nobody's.
+        redactor: Takes secrets out, or `None`.
         now: Clock, microseconds since 1970.
 
     Returns:
@@ -40,23 +52,26 @@ async def adopt_stock_table(database: Database, log: MessageLog, table: str, sch
 
     stored = 0
     for key, rows in groupby(await database.read(work), key=lambda row: row.key):
-        kept = [(row, entry) for row in rows if (entry := _entry(row, table)) is not None]
+        kept = [(row, entry) for row in rows if (entry := _entry(row, table, redactor)) is not None]
         if not kept:
             continue
-        result = await log.append("", key, [entry for _, entry in kept], now=now)
+        result = await log.append(user_id, key, [entry for _, entry in kept], now=now)
         stored += result.stored
         # All that stand archived there, not the new ones alone: a crash may have come between append and archive.
         gone = {entry.uid for row, entry in kept if row.status != ACTIVE}
         found, _ = await log.read(result.sid, key, statuses=(ACTIVE,))
-        await log.archive("", key, [message.seq for message in found if message.id in gone])
+        await log.archive(user_id, key, [message.seq for message in found if message.id in gone])
     return stored
 
 
-def _entry(row: Any, table: str) -> Entry | None:
+def _entry(row: Any, table: str, redactor: Redactor | None) -> Entry | None:
     try:
         data = row.data if isinstance(row.data, dict) else json.loads(row.data)
         written = codec.to_json(data)
-        codec.decode_message(written)
+        message = codec.decode_message(written)
+        kept = message if redactor is None else redactor.message(message)
+        if kept is not message:
+            written = codec.encode_message(kept)
     except Exception as error:  # noqa: BLE001  # pydantic, json and base64 each raise their own
         # Their texts quote the row, so that only the kind is logged.
         _logger.error("damaged message left behind", extra={"row": row.id, "error": type(error).__name__})  # noqa: TRY400

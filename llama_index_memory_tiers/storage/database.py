@@ -106,6 +106,15 @@ def shown_url(url: URL) -> str:
     return url.update_query_dict(secrets).render_as_string(hide_password=True)
 
 
+def lacks_password(shown: str) -> bool:
+    """Whether `shown_url` has taken a password out of this address."""
+    try:
+        url = make_url(shown)
+    except (ArgumentError, ValueError):
+        return False
+    return "***" in (url.password, *url.query.values())
+
+
 def _sqlite(path: Path) -> URL:
     return URL.create("sqlite+aiosqlite", database=str(path.absolute()))
 
@@ -158,7 +167,8 @@ class Database:
 
     Args:
         address: Where the database is.
-        engine: The user's own engine instead; it is shared, never closed, and left as it is.
+        engine: The user's own engine instead; it is shared, never closed, and left as it is. Other than SQLite's it
+            serves one loop.
         pool_size: Connections per loop that are kept open.
     """
 
@@ -319,8 +329,12 @@ class Database:
     def _adopt(self) -> AsyncEngine:
         assert self._given is not None  # noqa: S101  # for the type checker
         if self._engines and not self.sqlite:
-            # An asyncpg pool belongs to the loop that opened it; another loop gets a sibling.
-            return self._create()
+            # A sibling made from its address would lack the user's connect_args, such as certificates.
+            raise ConfigurationError(
+                "A storage with engine= was used from a second event loop.",
+                allowed="The connections of an asyncpg engine belong to the event loop that opened them.",
+                remedy="Use it from that loop alone and without synchronous methods, or pass address= instead of engine=.",
+            )
         return self._given.execution_options(isolation_level="AUTOCOMMIT" if self.sqlite else "READ COMMITTED")
 
     def _create(self) -> AsyncEngine:
@@ -344,10 +358,10 @@ class Database:
 
     def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close from outside what another loop opened: its connections cannot be awaited here."""
-        engine, drivers = self._engines.pop(loop), self._drivers.pop(loop, None)
+        engine, drivers = self._engines.pop(loop, None), self._drivers.pop(loop, None)
         self._keepers.pop(loop, None)
-        if drivers is None:
-            return  # the user's own engine
+        if engine is None or drivers is None:
+            return  # another thread was faster, or it is the user's own engine
         if not loop.is_closed():
             # It may be in the middle of a statement, and a stopped connection never answers.
             loop.call_soon_threadsafe(lambda: _Unstoppable(self._dispose(loop, engine), loop=loop))

@@ -677,6 +677,8 @@ class IndexCache:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._held: OrderedDict[Hashable, OwnerIndex] = OrderedDict()
+        self._sizes: dict[Hashable, int] = {}
+        self._total = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -697,37 +699,18 @@ class IndexCache:
             return index
 
     def put(self, key: Hashable, index: OwnerIndex) -> None:
-        """Keep an index as the newest, dropping old ones that no longer fit.
+        """Keep an index as the newest, dropping old ones that no longer fit; put again whenever it has grown.
 
         Args:
             key: Owner, and whatever else tells two indexes apart.
             index: It replaces another one of that key.
         """
+        size = index.nbytes
         with self._lock:
             self._held[key] = index
             self._held.move_to_end(key)
-        self.evict()
-
-    def drop(self, key: Hashable) -> None:
-        """Let an index go, if it is there.
-
-        Args:
-            key: What it was put under.
-        """
-        with self._lock:
-            self._held.pop(key, None)
-
-    def evict(self) -> int:
-        """Measure again, as indexes grow, and drop the oldest that no longer fit.
-
-        Returns:
-            How many were dropped.
-        """
-        with self._lock:
-            sizes = {key: index.nbytes for key, index in self._held.items()}
-            total, dropped = sum(sizes.values()), 0
-            while total > self.max_bytes and len(self._held) > 1:
-                key, _ = self._held.popitem(last=False)
-                total -= sizes[key]
-                dropped += 1
-            return dropped
+            self._total += size - self._sizes.get(key, 0)
+            self._sizes[key] = size
+            while self._total > self.max_bytes and len(self._held) > 1:
+                oldest, _ = self._held.popitem(last=False)
+                self._total -= self._sizes.pop(oldest)

@@ -26,6 +26,7 @@ from llama_index_memory_tiers.storage.rows import (
     PutResult,
     Session,
     Window,
+    chunks,
     decode_rows,
 )
 from llama_index_memory_tiers.storage.schema import Tables, owner_touch
@@ -35,7 +36,6 @@ _logger = logging.getLogger(__name__)
 CACHED_WINDOWS = 256
 _LEADING_ROWS = 20
 _ALIGNED_ROWS = 1000  # how far back an alignment looks beyond twice the length of what is wanted
-_PARAMETERS = 500  # ids in one IN list; SQLite and asyncpg allow thousands
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class MessageLog:
         ).first()
         known: set[str] = set()
         if locked is not None:
-            for part in _chunks([entry.uid for entry in entries]):
+            for part in chunks([entry.uid for entry in entries]):
                 rows = await connection.execute(
                     select(self._m.c.uid).where(self._m.c.sid == locked.sid, self._m.c.uid.in_(part))
                 )
@@ -370,7 +370,7 @@ class MessageLog:
         if status == GONE:
             values |= {"data": None, "meta": None, "hash": None}
         moved = released = 0
-        for part in _chunks(seqs):
+        for part in chunks(seqs):
             which = and_(self._m.c.sid == sid, self._m.c.seq.in_(part), self._m.c.status.in_(only))
             leaving = case((self._m.c.status == ACTIVE, self._m.c.tokens), else_=0)
             entering = self._m.c.tokens if status == ACTIVE else 0
@@ -623,7 +623,3 @@ def _rows(sid: int, first_seq: int, entries: Sequence[Entry]) -> list[dict[str, 
 def _in_one(rows: Sequence[Any]) -> str:
     """Name of the content of several messages in one."""
     return codec.content_hash(codec.merge_messages([row.data for row in rows]))
-
-
-def _chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    return (values[at : at + _PARAMETERS] for at in range(0, len(values), _PARAMETERS))

@@ -33,7 +33,7 @@ from llama_index_memory_tiers.storage.index import (
     encode_terms,
     encode_vector,
 )
-from llama_index_memory_tiers.storage.rows import GONE, decode_rows
+from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows
 from llama_index_memory_tiers.storage.schema import Tables, owner_touch
 
 _logger = logging.getLogger(__name__)
@@ -163,9 +163,9 @@ class RecordStore:
     async def _sources(self, connection: AsyncConnection, ids: Sequence[int]) -> dict[int, tuple[Place, ...]]:
         s = self._t.sources
         found: dict[int, tuple[Place, ...]] = {}
-        if ids:
+        for part in chunks(ids):
             rows = await connection.execute(
-                select(s.c.record_id, s.c.sid, s.c.seq).where(s.c.record_id.in_(ids)).order_by(s.c.sid, s.c.seq)
+                select(s.c.record_id, s.c.sid, s.c.seq).where(s.c.record_id.in_(part)).order_by(s.c.sid, s.c.seq)
             )
             for row in rows:
                 found[row.record_id] = (*found.get(row.record_id, ()), (row.sid, row.seq))
@@ -263,7 +263,9 @@ class RecordStore:
 
     async def _up_to_date(self, owner: str, model: str) -> OwnerIndex:
         key = (owner, model)
-        index = self._cache.get(key) or OwnerIndex()
+        index = self._cache.get(key)
+        if index is None:  # an empty one is not missing
+            index = OwnerIndex()
         epoch = index.epoch if index.rev else None
         after = {"rev": index.rev, "id": _LAST_ID}
         while True:
@@ -332,15 +334,9 @@ class RecordStore:
             .select_from(
                 r.join(m, and_(m.c.sid == r.c.sid, m.c.seq == r.c.seq)).join(s, s.c.sid == m.c.sid)
             )
-            .where(r.c.id.in_(list(by_id)), r.c.owner == owner, self._live, m.c.status != GONE)
+            .where(r.c.owner == owner, self._live, m.c.status != GONE)
         )  # fmt: skip
-
-        async def work(connection: AsyncConnection) -> Sequence[Any]:
-            return (await connection.execute(query, {"now": self._now()})).all()
-
-        if not hits:
-            return []
-        rows = await self._database.read(work)
+        rows = await self._of(query, r.c.id, list(by_id))
         messages = decode_rows(rows, lambda row: (row.sid, row.session_id))
         found = {
             row.record_id: RecalledMessage(row.record_uid, message, by_id[row.record_id])
@@ -361,13 +357,9 @@ class RecordStore:
         """
         r = self._r
         query = select(r.c.uid, r.c.id, r.c.sid, r.c.seq, r.c.tokens, r.c.said_at, r.c.speaker).where(
-            r.c.uid.in_(list(scores)), r.c.owner == owner, self._live
+            r.c.owner == owner, self._live
         )
-
-        async def work(connection: AsyncConnection) -> Sequence[Any]:
-            return (await connection.execute(query, {"now": self._now()})).all()
-
-        rows = await self._database.read(work) if scores else []
+        rows = await self._of(query, r.c.uid, list(scores))
         hits = [
             Hit(
                 id=row.id,
@@ -386,15 +378,24 @@ class RecordStore:
         """The records that recall found, in the order of the hits; those no longer live are missing."""
         r = self._r
         ids = [hit.id for hit in hits]
-        query = select(r).where(r.c.id.in_(ids), r.c.owner == owner, self._live)
+        rows = await self._of(select(r).where(r.c.owner == owner, self._live), r.c.id, ids)
 
-        async def work(connection: AsyncConnection) -> dict[int, Record]:
-            rows = (await connection.execute(query, {"now": self._now()})).all()
-            places = await self._sources(connection, [row.id for row in rows])
-            return _readable(rows, places)
+        async def work(connection: AsyncConnection) -> dict[int, tuple[Place, ...]]:
+            return await self._sources(connection, [row.id for row in rows])
 
-        found = await self._database.read(work) if ids else {}
+        found = _readable(rows, await self._database.read(work)) if rows else {}
         return [found[number] for number in ids if number in found]
+
+    async def _of(self, query: Any, column: Any, values: Sequence[Any]) -> list[Any]:
+        """Rows of a query in which a column has one of these values."""
+
+        async def work(connection: AsyncConnection) -> list[Any]:
+            rows: list[Any] = []
+            for part in chunks(values):
+                rows += (await connection.execute(query.where(column.in_(part)), {"now": self._now()})).all()
+            return rows
+
+        return await self._database.read(work) if values else []
 
 
 class OwnerReader:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
@@ -13,10 +13,13 @@ from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.storage import codec
 
+T = TypeVar("T")
+
 ACTIVE = MessageStatus.ACTIVE.value
 ARCHIVED = MessageStatus.ARCHIVED.value
 CLEARED = "cleared"  # out of the window and of the history by `areset`; still a source for recall
 GONE = "gone"  # forgotten: a tombstone keeps a late retry from bringing the text back
+MOST_PARAMETERS = 500  # ids in one IN list; SQLite and asyncpg allow thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,11 @@ def statuses_of(status: MessageStatus | None) -> tuple[str, ...]:
             remedy="Pass MessageStatus.ACTIVE or MessageStatus.ARCHIVED, or leave it out.",
         )
     return (status.value,)
+
+
+def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
+    """Cut what is to stand in an IN list into lists that every database takes."""
+    return (values[at : at + MOST_PARAMETERS] for at in range(0, len(values), MOST_PARAMETERS))
 
 
 def decode_rows(rows: Sequence[Any], session_of: Callable[[Any], tuple[int, str]]) -> list[StoredMessage | Exception]:

@@ -20,8 +20,8 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.elements import TextClause
 
 from llama_index_memory_tiers.errors import ConfigurationError, ForeignTableError, SchemaVersionError
 from llama_index_memory_tiers.storage.database import Database

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -374,6 +374,40 @@ async def test_deleting_the_oldest_leaves_tombstones(storage: Storage) -> None:
     assert await storage.log.move_oldest("ann", "s", 0) == []
     assert await storage.log.move_oldest("nobody", "s", 5) == []
     await assert_exact(storage)
+
+
+async def _deletes(storage: Storage, user: str) -> None:
+    await storage.log.archive(user, "s", [1], status=GONE)
+    await storage.log.move_oldest(user, "s", 1, status=GONE)
+    await storage.log.clear(user, "s", (ACTIVE, ARCHIVED), gone=True)
+
+
+async def _puts_away(storage: Storage, user: str) -> None:
+    await storage.log.archive(user, "s", [1])
+    await storage.log.move_oldest(user, "s", 1)
+    await storage.log.clear(user, "s", (ACTIVE, ARCHIVED))
+    await storage.log.archive(user, "s", [1], status=GONE)  # nothing that is there
+
+
+@pytest.mark.parametrize(
+    ("work", "user", "epochs"),
+    [
+        (_deletes, "ann", {"u:ann": 3, "s:1": 3}),
+        (_deletes, "", {"s:1": 3}),
+        (_puts_away, "ann", {}),
+    ],
+)
+async def test_each_deletion_voids_what_is_known_of_its_owners_and_nothing_else_does(
+    storage: Storage, work: Callable[[Storage, str], Awaitable[None]], user: str, epochs: dict[str, int]
+) -> None:
+    for session in ("s", "other"):
+        await storage.log.append(user, session, entries("a", "b", "c"), now=storage.now())
+    before = await storage.log.window(user, "other")
+    await work(storage, user)
+    found = {owner: await storage.records.epoch(owner) for owner in ("u:ann", "u:", "s:1", "s:2")}
+    assert {owner: epoch for owner, epoch in found.items() if epoch} == epochs
+    # The user's other sessions remember no recall of it.
+    assert ((await storage.log.window(user, "other")).owner_rev > before.owner_rev) == ("u:ann" in epochs)
 
 
 # --- reading --------------------------------------------------------------------------------------------------
