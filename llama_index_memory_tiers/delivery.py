@@ -240,7 +240,7 @@ class Delivery:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._freshen(key, quick), _FRESHEN_SECONDS)
 
-    async def _freshen(self, key: Key, quick: Collection[str]) -> None:
+    async def _freshen(self, key: Key, quick: set[str]) -> None:
         user_id, asking = key
         slow = set(self.keys).difference(quick)
         for session in await self._storage.log.behind(user_id, quick, asking=asking):

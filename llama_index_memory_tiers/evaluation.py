@@ -216,7 +216,8 @@ async def evaluate_recall(
         questions: Each with evidence.
         make_memory: Makes a memory from a user and a token limit, called once for each pair with a user id that no
             other pair has; it may be any LlamaIndex memory, and one with `aclose` is closed. Default: `TieredMemory`
-            with a tenth for the window and `VectorMemoryBlock(embed_model=embed_model)`, in a private storage.
+            with a tenth for the window and `VectorMemoryBlock(embed_model=embed_model)`, in a private storage; it
+            lives through the chat once, at the largest budget, and is asked at each.
         budgets: Token limits.
         embed_model: For the default memory; `None` is BM25 alone.
         tokenizer_fn: Counts the tokens of a context; default LlamaIndex's.
@@ -239,7 +240,8 @@ async def evaluate_recall(
     try:
         for user in dict.fromkeys(question.user for question in asked):
             clock.now = run.asked_at(user)
-            # The default memory keeps what it has heard at the largest budget: smaller ones show less of it.
+            # The default memory has heard all at the largest budget; each budget anew would take that much longer. All
+            # 249 outcomes of the sample's Maya at 500, 1 000 and 4 000 tokens were the same both ways, tokens included.
             for number, budget in enumerate(sorted(set(budgets), reverse=True)):
                 if make_memory is None:
                     memory: BaseMemory = _default_memory(storage, user, budget, embed_model, tokenizer_fn)

@@ -97,8 +97,8 @@ class TieredMemory(Memory):
         chat_history_token_ratio: Share of the limit above which old turns leave the window, 0 to 1; default 0.7.
         token_flush_size: About so many tokens leave at once; default a tenth of the limit, at most 3 000.
         window_messages: Also flush above so many messages; default no bound.
-        memory_blocks: What remembers; names are unique. Stock and third-party blocks hold what they learn in themselves,
-            for all who share them: make those per user.
+        memory_blocks: What remembers; names are unique. Stock and third-party blocks hold what they learn in
+            themselves, for all who share them: make those per user.
         insert_method: Put the memory into the `system` message or into the newest `user` message.
         recall_position: With `user`, only what changes from turn to turn stands beside the newest user message.
         overflow: When priority 0 and the newest user message alone exceed the limit: `event` returns exactly these,

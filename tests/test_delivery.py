@@ -386,8 +386,7 @@ async def test_many_contexts_in_a_row_do_not_hurry_a_block_that_rests(make: Make
     memory = make(block, session_id="today")
     for _ in range(20):
         await memory.aget("hello")
-    await settled(memory)
-    assert len(block.batches) < 8
+    assert 1 <= len(block.batches) < 8
     assert await memory.adead_letters() == []
 
 

@@ -216,8 +216,9 @@ async def test_a_foreign_store_holds_the_window_and_blocks_get_what_leaves_it(
         turn = [user(f"question number {number}"), assistant(f"answer number {number}")]
         said += texts(turn)
         await memory.aput_messages(turn)
-    kept = texts(await store.get_messages("chat", MessageStatus.ACTIVE))
-    gone = texts(await store.get_messages("chat", MessageStatus.ARCHIVED))
+    (key,) = await store.get_keys()
+    kept = texts(await store.get_messages(key, MessageStatus.ACTIVE))
+    gone = texts(await store.get_messages(key, MessageStatus.ARCHIVED))
     assert gone + kept == said
     assert gone
     await memory.aflush()
@@ -338,6 +339,6 @@ async def test_counts_of_one_unnamed_tokenizer_are_not_trusted_by_another() -> N
     async with Storage() as storage:
         one = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=lambda text: text.split())
         await one.aput(user("four words are here"))
-        other = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=lambda text: list(text))
+        other = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=lambda text: text[:])
         await other.aget()
         assert [stored.tokens for stored in await other.amessages()] == [19]

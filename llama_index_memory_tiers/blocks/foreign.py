@@ -25,9 +25,8 @@ def for_one_question(block: BaseMemoryBlock[Any]) -> BaseMemoryBlock[Any]:
         A shallow copy with a `query_kwargs` of its own, or the block itself when it has none: other blocks keep in
         themselves what they have learnt.
     """
-    if "query_kwargs" not in type(block).model_fields:
-        return block
-    return block.model_copy(update={"query_kwargs": copy.deepcopy(block.query_kwargs)})
+    kwargs = vars(block).get("query_kwargs")
+    return block if kwargs is None else block.model_copy(update={"query_kwargs": copy.deepcopy(kwargs)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,7 +333,7 @@ class Database:
             raise ConfigurationError(
                 "A storage with engine= was used from a second event loop.",
                 allowed="The connections of an asyncpg engine belong to the event loop that opened them.",
-                remedy="Use it from that loop alone and without synchronous methods, or pass address= instead of engine=.",
+                remedy="Use it from that loop alone, without synchronous methods; or pass address= instead of engine=.",
             )
         return self._given.execution_options(isolation_level="AUTOCOMMIT" if self.sqlite else "READ COMMITTED")
 

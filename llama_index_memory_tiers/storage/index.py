@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,8 @@ _MANY = 2**16
 _CHUNK = 1_024  # rows whose half-precision vectors stay in the processor's cache while they are widened
 
 
-@dataclass(frozen=True, slots=True)
-class IndexRow:
-    """One record as read from SQL.
+class IndexRow(NamedTuple):
+    """One record as read from SQL; a tuple, as an owner may have 100 000 of them.
 
     Args:
         id: Row id; ties are decided by it.

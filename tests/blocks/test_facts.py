@@ -756,9 +756,9 @@ class Odd(MockEmbedding):
 
 async def test_a_fact_without_a_usable_vector_is_kept_and_found_by_its_words(storage):
     made = block(facts("Maya has an odd cat.", "Maya plays chess.", "Maya paints."), shown_facts=1, embed_model=Odd(8))
-    assert (await tell(storage, made, "About me.")).outcome == "done"
+    assert (await tell(storage, made, "About me.")).outcome == "absorbed"
     assert len(await kept(storage, made)) == 3
-    assert "odd cat" in (await recall(storage, made, "Tell me of the cat"))[0].text
+    assert "odd cat" in (await recall(storage, made, "Tell me of the odd cat"))[0].text
 
 
 @pytest.mark.parametrize("model", [Odd(8), Odd(9)], ids=["zero", "other dimensions"])

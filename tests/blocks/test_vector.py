@@ -248,7 +248,7 @@ class Odd(HashEmbedding):
 class Wider(HashEmbedding):
     """The same name, another size: a server that changed its model."""
 
-    def _get_query_embedding(self, query: str) -> list[float]:
+    async def _aget_query_embedding(self, query: str) -> list[float]:
         return [*super()._get_query_embedding(query), 1.0]
 
 
@@ -276,7 +276,7 @@ async def test_a_message_without_a_usable_vector_is_found_by_its_words(storage, 
     assert report.complete
     assert await memory.adead_letters() == []
     assert failures == ["EmbeddingError"]  # once for the batch
-    assert "odd lake" in (await recalled(memory, "lake"))[0]
+    assert sum("odd lake" in text for text in await recalled(memory, "lake")) == 2
 
 
 async def test_a_question_without_a_usable_vector_is_answered_by_words(storage, failures):

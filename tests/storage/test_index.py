@@ -37,7 +37,7 @@ def make(id_, text="tea", *, rev=1, vector=None, seq=None, sid=1, **fields):
         sid=sid, seq=id_ if seq is None and sid is not None else seq, speaker="", tokens=len(text),
         vector=None if vector is None else encode_vector(vector), terms=terms, counts=counts,
     )  # fmt: skip
-    return replace(row, **fields)
+    return row._replace(**fields)
 
 
 def ask(index, text="tea", **fields):
@@ -187,7 +187,7 @@ def random_rows(rng, count, *, vectors):
             )
         )  # fmt: skip
     later = [
-        replace(r, rev=1000 + r.id, live=rng.random() < 0.5, terms=rows[0].terms, counts=rows[0].counts)
+        r._replace(rev=1000 + r.id, live=rng.random() < 0.5, terms=rows[0].terms, counts=rows[0].counts)
         for r in rng.sample(rows, count // 3)
     ]
     return rows + later
@@ -251,7 +251,7 @@ def test_sorting_merging_and_compaction_change_no_answer(monkeypatch):
     index = OwnerIndex(dimensions=4)
     for rev in range(4):
         for row in states:
-            index.update([replace(row, rev=row.rev + 5000 * rev)])
+            index.update([row._replace(rev=row.rev + 5000 * rev)])
     assert index._size < 4 * len(index)
     for _ in range(20):
         query = random_query(rng, vectors=True)
