@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, bindparam, insert, or_, select, update
+from sqlalchemy import and_, bindparam, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.copies import many_objects
@@ -105,7 +105,8 @@ class RecordStore:
     def _prepare_lookups(self) -> None:
         # Made once: making and hashing such a statement takes longer than running it.
         r, m, s = self._r, self._t.messages, self._t.sessions
-        mine = and_(r.c.owner == bindparam("owner"), self._live)
+        # Behind coalesce the owner is a check, not a way in: SQLite else reads all rows of the owner for 30 ids.
+        mine = and_(func.coalesce(r.c.owner, "") == bindparam("owner"), self._live)
         by_id = and_(r.c.id.in_(bindparam("ids", expanding=True)), mine)
         self._whole = select(r).where(by_id)
         self._hits = select(r.c.uid, r.c.id, r.c.sid, r.c.seq, r.c.tokens, r.c.said_at, r.c.speaker).where(
