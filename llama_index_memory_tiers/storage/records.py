@@ -289,25 +289,28 @@ class RecordStore:
             index = OwnerIndex()
         epoch = index.epoch if index.rev else None
         after = {"rev": index.rev, "id": _LAST_ID}
+        found: list[Any] = []
         while True:
             rows = await self._page({"owner": owner, "model": model, "limit": _PAGE_ROWS, **after})
             if not rows:
                 return OwnerIndex()  # nothing was ever learnt about this owner
             if epoch not in (None, rows[0].owner_epoch):
-                index, epoch, after = OwnerIndex(), None, {"rev": 0, "id": _LAST_ID}  # forgotten: load anew
+                # Forgotten: load anew.
+                index, epoch, after, found = OwnerIndex(), None, {"rev": 0, "id": _LAST_ID}, []
                 continue
             index.epoch = epoch = rows[0].owner_epoch
-            found = [row for row in rows if row.id is not None]
-            if len(found) > _THREAD_ROWS:
-                await asyncio.to_thread(_take_in, index, found)
-            elif found:
-                _take_in(index, found)
-            if len(found) < _PAGE_ROWS:
-                # This statement saw every change up to the revision that it read with them.
-                index.rev = max(index.rev, rows[0].owner_rev)
-                self._cache.put(key, index)
-                return index
-            after = {"rev": found[-1].rev, "id": found[-1].id}
+            found += [row for row in rows if row.id is not None]
+            if len(rows) < _PAGE_ROWS:
+                break
+            after = {"rev": rows[-1].rev, "id": rows[-1].id}
+        if len(found) > _THREAD_ROWS:
+            await asyncio.to_thread(_take_in, index, found)
+        elif found:
+            _take_in(index, found)
+        # The last statement saw every change up to the revision that it read with them.
+        index.rev = max(index.rev, rows[0].owner_rev)
+        self._cache.put(key, index)
+        return index
 
     async def _page(self, values: Mapping[str, Any]) -> Sequence[Any]:
         async def work(connection: AsyncConnection) -> Sequence[Any]:
@@ -497,17 +500,20 @@ def _take_in(index: OwnerIndex, rows: Sequence[Any]) -> None:
         index.update(_index_rows(rows))
 
 
-def _index_rows(rows: Sequence[Any]) -> list[IndexRow]:
+def _index_rows(rows: Sequence[Any]) -> Iterable[IndexRow]:
     """Rows of the catch-up statement, in the order of its columns, as the index wants them."""
-    return [
-        IndexRow(
-            id_, rev, kind, block, superseded_by is None and archived_at is None,
-            _seconds(created_at if said_at is None else said_at), _seconds(expires_at),
-            sid, seq, speaker, tokens, *_projections(id_, vector, terms, counts),
-        )
-        for _, _, id_, rev, kind, block, superseded_by, archived_at, said_at, created_at, expires_at, sid, seq,
-        speaker, tokens, vector, terms, counts in rows
-    ]  # fmt: skip
+    (
+        _, _, ids, revs, kinds, blocks, superseded, archived, said, created, expires, sids, seqs, speakers, tokens,
+        vectors, terms, counts,
+    ) = zip(*rows, strict=True)  # fmt: skip
+    # Column by column: a loop over 10 000 rows takes twice the time.
+    return map(
+        IndexRow, ids, revs, kinds, blocks,
+        [by is None and at is None for by, at in zip(superseded, archived, strict=True)],
+        [(at if when is None else when) / 1e6 for when, at in zip(said, created, strict=True)],
+        [None if when is None else when / 1e6 for when in expires],
+        sids, seqs, speakers, tokens, *zip(*map(_projections, ids, vectors, terms, counts), strict=True),
+    )  # fmt: skip
 
 
 def _projections(
