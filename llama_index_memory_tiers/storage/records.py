@@ -299,10 +299,11 @@ class RecordStore:
                 index, epoch, after, found = OwnerIndex(), None, {"rev": 0, "id": _LAST_ID}, []
                 continue
             index.epoch = epoch = rows[0].owner_epoch
-            found += [row for row in rows if row.id is not None]
-            if len(rows) < _PAGE_ROWS:
+            page = [row for row in rows if row.id is not None]
+            found += page
+            if len(page) < _PAGE_ROWS:
                 break
-            after = {"rev": rows[-1].rev, "id": rows[-1].id}
+            after = {"rev": page[-1].rev, "id": page[-1].id}
         if len(found) > _THREAD_ROWS:
             await asyncio.to_thread(_take_in, index, found)
         elif found:
