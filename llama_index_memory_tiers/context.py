@@ -349,7 +349,7 @@ class ContextBuilder:
     async def raw_contents(self, request: Request) -> dict[str, Any]:
         """What each block says, uncut: text, content blocks or messages; empty answers are missing."""
         found: dict[str, Any] = {}
-        for name, content in (await self._answers(self._blocks, request, frozenset())).items():
+        for name, content in (await self._answers(self._blocks, request, request.view.plan.places)).items():
             if isinstance(content, Exception):
                 continue
             if content.items:

@@ -61,7 +61,7 @@ from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads
 from llama_index_memory_tiers.storage import IndexQuery
 from llama_index_memory_tiers.storage import records as records_module
-from llama_index_memory_tiers.text import analyse
+from llama_index_memory_tiers.text import analyse, message_terms
 
 
 def words(text: str) -> list[str]:
@@ -583,12 +583,12 @@ async def test_five_megabytes_are_counted_searched_and_shown_outside_the_loop(
 
     ears = Ears()
 
-    def heard_analyse(content: str) -> Any:
+    def heard_terms(content: str, **about: Any) -> Any:
         if len(content) > 50_000:
             ears.note("terms")
-        return analyse(content)
+        return message_terms(content, **about)
 
-    monkeypatch.setattr(vector, "analyse", heard_analyse)
+    monkeypatch.setattr(vector, "message_terms", heard_terms)
     memory = TieredMemory(
         storage=storage,
         session_id="chat",
@@ -649,15 +649,15 @@ async def test_a_local_embedding_model_works_outside_the_loop() -> None:
 
 
 async def test_a_large_index_is_loaded_outside_the_loop(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 29: thousands of rows are converted in a thread, page by page."""
+    """Case 29: thousands of rows are converted in a thread."""
     ears = Ears()
-    real = records_module._index_row
+    real = records_module._take_in
 
-    def converted(row: Any) -> Any:
+    def converted(index: Any, rows: Any) -> None:
         ears.note("row")
-        return real(row)
+        real(index, rows)
 
-    monkeypatch.setattr(records_module, "_index_row", converted)
+    monkeypatch.setattr(records_module, "_take_in", converted)
     records = [NewRecord(id=f"r{n}", kind="fact", text="x", terms={f"kettle{n % 7}": 1}) for n in range(2600)]
     await write_records(storage, "u:logan", records)
     hits = await storage.records.search("u:logan", "", IndexQuery(text="kettle3", now=storage.clock(), limit=5000))
