@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.base_db import MessageStatus
@@ -88,9 +88,8 @@ class MessageMeta:
     extra: Mapping[str, Any] = field(default_factory=nothing)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """A message as it stands in the log.
+class StoredMessage(NamedTuple):
+    """A message as it stands in the log; a tuple, as a window has a thousand of them.
 
     Args:
         id: Public id, made before the first try of the put that stored it.
@@ -110,7 +109,7 @@ class StoredMessage:
     tokens: int
     meta: MessageMeta
     session_id: str
-    place: Place = field(repr=False)
+    place: Place
 
     @property
     def seq(self) -> int:

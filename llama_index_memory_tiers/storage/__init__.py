@@ -153,7 +153,7 @@ class Storage:
             SchemaVersionError: The tables belong to a newer version.
             StorageUnavailableError: The database cannot be reached.
         """
-        await self._database._open()  # noqa: SLF001  # the same room
+        await self._database.warm()
         return self
 
     async def adopt(

@@ -231,6 +231,15 @@ class Database:
             await self._open()
         return await self._finish(self._retrying(self._writing, work))
 
+    async def warm(self) -> None:
+        """Run `on_open` and open a connection on this loop, so that the first read need not."""
+        await self._open()
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.exec_driver_sql("SELECT 1")
+
+        await self.read(work)
+
     async def _open(self) -> None:
         """Run `on_open` before the first work; many first uses at once wait for one."""
         if self._opened or self.on_open is None:

@@ -15,8 +15,8 @@ from llama_index_memory_tiers.storage import codec
 
 T = TypeVar("T")
 
-ACTIVE = MessageStatus.ACTIVE.value
-ARCHIVED = MessageStatus.ARCHIVED.value
+_ACTIVE, _ARCHIVED = MessageStatus.ACTIVE, MessageStatus.ARCHIVED
+ACTIVE, ARCHIVED = _ACTIVE.value, _ARCHIVED.value
 CLEARED = "cleared"  # out of the window and of the history by `areset`; still a source for recall
 GONE = "gone"  # forgotten: a tombstone keeps a late retry from bringing the text back
 MOST_PARAMETERS = 500  # ids in one IN list; SQLite and asyncpg allow thousands
@@ -163,5 +163,5 @@ def _stored(row: Any, source: Source, sid: int, session_id: str) -> StoredMessag
         created_at = codec.from_microseconds(row.created_at, meta.utc_offset_seconds)
     except (ValueError, TypeError, OverflowError) as error:
         return error
-    status = MessageStatus.ACTIVE if row.status == ACTIVE else MessageStatus.ARCHIVED
+    status = _ACTIVE if row.status == ACTIVE else _ARCHIVED
     return StoredMessage(row.uid, source, status, created_at, row.tokens, meta, session_id, (sid, row.seq))
