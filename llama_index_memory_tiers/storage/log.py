@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import repeat, takewhile
 from typing import Any
 
 from sqlalchemy import String, and_, bindparam, case, cast, func, insert, literal, or_, select, update
@@ -24,6 +24,7 @@ from llama_index_memory_tiers.storage.rows import (
     GONE,
     Entry,
     PutResult,
+    RawMessage,
     Session,
     Window,
     chunks,
@@ -492,7 +493,7 @@ class MessageLog:
         first = rows[0]
         if (first.sid, first.head_seq, first.owner_rev) == (known.sid, known.head_seq, known.owner_rev):
             return known
-        new, damaged = self._decode(rows, first.sid, session_id)
+        new, damaged = self._decode([row[4:] for row in rows], first.sid, session_id)
         window = Window(
             sid=first.sid,
             head_seq=first.head_seq,
@@ -585,19 +586,19 @@ class MessageLog:
         return await self._database.read(work)
 
     def _decode(
-        self, rows: Sequence[Any], sid: int, session_id: str
+        self, rows: Sequence[RawMessage], sid: int, session_id: str
     ) -> tuple[list[tuple[StoredMessage, str]], tuple[int, ...]]:
         # The session's row without any message, and tombstones, are no messages.
-        told = [row for row in rows if row.seq is not None and row.status != GONE]
+        told = [row for row in rows if row[0] is not None and row[2] != GONE]
         found, damaged = [], []
-        for row, message in zip(told, decode_rows(told, lambda _: (sid, session_id)), strict=True):
+        for row, message in zip(told, decode_rows(told, repeat(sid), repeat(session_id)), strict=True):
             if isinstance(message, StoredMessage):
-                found.append((message, row.counter))
+                found.append((message, row[4]))
                 continue
             # One damaged row must not close the session. The error's text quotes the row: only its kind is logged.
-            about = {"session_id": session_id, "seq": row.seq, "error": type(message).__name__}
+            about = {"session_id": session_id, "seq": row[0], "error": type(message).__name__}
             _logger.error("damaged message skipped", extra=about)
-            damaged.append(row.seq)
+            damaged.append(row[0])
         return found, tuple(damaged)
 
 

@@ -114,8 +114,8 @@ class RecordStore:
         )
         self._messages = (
             select(
-                r.c.id.label("record_id"), r.c.uid.label("record_uid"), s.c.session_id, m.c.sid,
-                m.c.seq, m.c.uid, m.c.status, m.c.tokens, m.c.created_at, m.c.data, m.c.meta,
+                r.c.id, r.c.uid, m.c.sid, s.c.session_id,
+                m.c.seq, m.c.uid, m.c.status, m.c.tokens, m.c.counter, m.c.created_at, m.c.data, m.c.meta,
             )
             .select_from(r.join(m, and_(m.c.sid == r.c.sid, m.c.seq == r.c.seq)).join(s, s.c.sid == m.c.sid))
             .where(by_id, m.c.status != GONE)
@@ -353,9 +353,9 @@ class RecordStore:
         """
         by_id = {hit.id: hit for hit in hits}
         rows = await self._of(self._messages, owner, list(by_id))
-        messages = decode_rows(rows, lambda row: (row.sid, row.session_id))
+        messages = decode_rows([row[4:] for row in rows], (row[2] for row in rows), (row[3] for row in rows))
         found = {
-            row.record_id: RecalledMessage(row.record_uid, message, by_id[row.record_id])
+            row[0]: RecalledMessage(row[1], message, by_id[row[0]])
             for row, message in zip(rows, messages, strict=True)
             if isinstance(message, StoredMessage)  # the log reports damaged rows
         }

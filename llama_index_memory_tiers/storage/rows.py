@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -135,33 +135,37 @@ def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
     return (values[at : at + MOST_PARAMETERS] for at in range(0, len(values), MOST_PARAMETERS))
 
 
-def decode_rows(rows: Sequence[Any], session_of: Callable[[Any], tuple[int, str]]) -> list[StoredMessage | Exception]:
+RawMessage = Sequence[Any]
+"""seq, uid, status, tokens, counter, created_at, data, meta: by position, as SQLAlchemy's names cost 0.8 µs each."""
+
+
+def decode_rows(
+    rows: Sequence[RawMessage], sids: Iterable[int], session_ids: Iterable[str]
+) -> list[StoredMessage | Exception]:
     """Decode rows of messages.
 
     Args:
-        rows: Each has uid, status, tokens, created_at, data, meta and seq.
-        session_of: Row → private row and public id of its session.
+        rows: See `RawMessage`.
+        sids: Private row of each one's session; may be endless.
+        session_ids: Its public id; may be endless.
 
     Returns:
         The message of each row, or what is wrong with it.
     """
     with many_objects():
-        return _decoded(rows, session_of)
+        sources = codec.decode_sources([row[6] for row in rows])
+        return list(map(_stored, rows, sources, sids, session_ids))
 
 
-def _decoded(rows: Sequence[Any], session_of: Callable[[Any], tuple[int, str]]) -> list[StoredMessage | Exception]:
-    sources = codec.decode_sources([row.data for row in rows])
-    return [
-        source if isinstance(source, Exception) else _stored(row, source, *session_of(row))
-        for row, source in zip(rows, sources, strict=True)
-    ]
-
-
-def _stored(row: Any, source: Source, sid: int, session_id: str) -> StoredMessage | Exception:
+def _stored(row: RawMessage, source: Source | Exception, sid: int, session_id: str) -> StoredMessage | Exception:
+    if isinstance(source, Exception):
+        return source
+    seq, uid, status, tokens, _, created_at, _, about = row
     try:
-        meta = codec.decode_meta(row.meta)
-        created_at = codec.from_microseconds(row.created_at, meta.utc_offset_seconds)
+        meta = codec.decode_meta(about)
+        said_at = codec.from_microseconds(created_at, meta.utc_offset_seconds)
     except (ValueError, TypeError, OverflowError) as error:
         return error
-    status = _ACTIVE if row.status == ACTIVE else _ARCHIVED
-    return StoredMessage(row.uid, source, status, created_at, row.tokens, meta, session_id, (sid, row.seq))
+    return StoredMessage(
+        uid, source, _ACTIVE if status == ACTIVE else _ARCHIVED, said_at, tokens, meta, session_id, (sid, seq)
+    )
