@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
@@ -17,6 +18,8 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock, newest_request
 from llama_index_memory_tiers.blocks.foreign import for_one_question
 from llama_index_memory_tiers.budget import (
+    RESULT_ROLES,
+    SYSTEM_ROLES,
     Item,
     Packed,
     Packer,
@@ -93,32 +96,62 @@ class TurnCache:
             self.kept.popitem(last=False)
 
 
-@dataclass(frozen=True, slots=True)
 class WindowView:
-    """A window as the packer sees it; its messages are shared by all contexts until the window changes.
+    """A window as the packer sees it; what is made from it is made once, when it is needed, until the window changes.
 
     Args:
         window: The window.
-        rows: Its messages, those of the running turn as they were said.
-        plan: What comes and goes together.
-        stored: The messages as they are stored, without secrets: what blocks, models and reports may see.
-        sources: What each message is made from, by the identity of the shared one.
+        said: Rows of the running turn as they were said, by id.
     """
 
-    window: Window
-    rows: tuple[Row, ...]
-    plan: WindowPlan
-    stored: tuple[ChatMessage, ...]
-    sources: Mapping[int, Source]
+    def __init__(self, window: Window, said: Mapping[str, Row] | None = None) -> None:
+        self.window = window
+        self._said = said or {}
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Its messages, those of the running turn as they were said; shared by all contexts."""
+        with many_objects():
+            return tuple(
+                self._said.get(stored.id) or Row(stored.message, stored.tokens, stored.place)
+                for stored in self.window.messages
+            )
+
+    @cached_property
+    def stored(self) -> tuple[ChatMessage, ...]:
+        """The messages as they are stored, without secrets: what blocks, models and reports may see."""
+        if self._said:
+            return tuple(stored.message for stored in self.window.messages)
+        return tuple(row.message for row in self.rows)
+
+    @cached_property
+    def plan(self) -> WindowPlan:
+        """What comes and goes together."""
+        return WindowPlan(self.rows)
+
+    @cached_property
+    def _sources(self) -> Mapping[int, Source]:
+        """What each message is made from, by the identity of the shared one."""
+        pairs = zip(self.rows, self.window.messages, strict=True)
+        return {id(row.message): stored.source for row, stored in pairs if stored.id not in self._said}
 
     def handed_out(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         """Copies of messages, for somebody who may change them."""
-        sources = self.sources
+        sources = self._sources
         with many_objects():
             return [
                 source.message() if isinstance(source := sources.get(id(message)), PlainText) else clone(message)
                 for message in messages
             ]
+
+    def alone(self, limit: int) -> list[ChatMessage] | None:
+        """The window as it is, if it fits and nothing in it has to be left out: then there is nothing to pack."""
+        messages = self.window.messages
+        first = next((stored.role for stored in messages if stored.role not in SYSTEM_ROLES), None)
+        if self._said or first in RESULT_ROLES or sum(stored.tokens for stored in messages) > limit:
+            return None
+        with many_objects():
+            return [stored.message for stored in messages]
 
 
 class WindowViews:
@@ -145,27 +178,18 @@ class WindowViews:
         """
         known = self._kept.get(scope)
         if known is None or known.window is not window:
-            known = self._kept[scope] = _view(window)
+            known = self._kept[scope] = WindowView(window)
         self._kept.move_to_end(scope)
         while len(self._kept) > _REMEMBERED_TURNS:
             self._kept.popitem(last=False)
         if not raw:
             return known
-        rows = tuple(
-            self._said(raw[stored.id], row) if stored.id in raw else row
-            for stored, row in zip(window.messages, known.rows, strict=True)
-        )
-        return WindowView(window, rows, WindowPlan(rows), known.stored, known.sources)
-
-    def _said(self, message: ChatMessage, row: Row) -> Row:
-        return Row(message, self._counter.message(message), row.place)
-
-
-def _view(window: Window) -> WindowView:
-    with many_objects():
-        rows = tuple(Row(stored.message, stored.tokens, stored.place) for stored in window.messages)
-        sources = {id(row.message): stored.source for row, stored in zip(rows, window.messages, strict=True)}
-    return WindowView(window, rows, WindowPlan(rows), tuple(row.message for row in rows), sources)
+        said = {
+            stored.id: Row(message, self._counter.message(message), stored.place)
+            for stored in window.messages
+            if (message := raw.get(stored.id)) is not None
+        }
+        return WindowView(window, said) if said else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +200,7 @@ class Request:
         scope: Who asks.
         view: The active messages, running turn as it was said.
         text: The current request.
-        messages: What foreign blocks are given.
+        given: Messages that the caller told, or the request.
         limit: Tokens allowed.
         now: The clock.
         block_kwargs: Passed on to foreign blocks.
@@ -186,11 +210,16 @@ class Request:
     scope: Scope
     view: WindowView
     text: str
-    messages: tuple[ChatMessage, ...]
+    given: tuple[ChatMessage, ...]
     limit: int
     now: datetime
     block_kwargs: Mapping[str, Any]
     told: bool = False
+
+    @property
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """What stock and third-party blocks are given."""
+        return self.given if self.told else (*self.view.stored, *self.given)
 
     @property
     def turn(self) -> int:
@@ -233,13 +262,13 @@ def make_request(
     elif asked is not None:
         given.append(ChatMessage(role=MessageRole.USER, content=asked))
     given = [redact(message) for message in given]
-    shown = view.stored
-    text = newest_request(given) or (given[-1].content or "" if given else newest_request(shown))
+    asking = (stored.text for stored in reversed(view.window.messages) if stored.role == MessageRole.USER)
+    text = newest_request(given) or (given[-1].content or "" if given else next(asking, ""))
     return Request(
         scope=scope,
         view=view,
         text=text,
-        messages=tuple([*shown, *given] if messages is None else given),
+        given=tuple(given),
         limit=limit,
         now=now,
         block_kwargs=block_kwargs,
@@ -286,6 +315,18 @@ class ContextBuilder:
         self._turns = TurnCache()
         self.views = WindowViews(counter)
 
+    async def messages(self, request: Request) -> list[ChatMessage]:
+        """The context alone; see `build`."""
+        alone = None if self._blocks else request.view.alone(request.limit)
+        if alone is None:
+            return (await self.build(request)).messages
+        tokens = sum(stored.tokens for stored in request.view.window.messages)
+        self._tell(request, tokens, overflow=False)
+        return alone
+
+    def _tell(self, request: Request, tokens: int, *, overflow: bool) -> None:
+        emit(ContextBuilt(session_id=request.scope.session_id, tokens=tokens, limit=request.limit, overflow=overflow))
+
     async def build(self, request: Request) -> Built:
         """Recall, pack, render.
 
@@ -311,14 +352,7 @@ class ContextBuilder:
                 allowed=f"{request.limit} tokens are allowed (token_limit less reserve_tokens).",
                 remedy="Raise token_limit, shorten the message or the static content, or use overflow='event'.",
             )
-        emit(
-            ContextBuilt(
-                session_id=request.scope.session_id,
-                tokens=packed.total,
-                limit=request.limit,
-                overflow=packed.overflow,
-            )
-        )
+        self._tell(request, packed.total, overflow=packed.overflow)
         return Built(request.view.handed_out(self._render(packed)), packed, contents)
 
     # -- recall ----------------------------------------------------------------------------------------------

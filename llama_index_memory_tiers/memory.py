@@ -524,7 +524,7 @@ class TieredMemory(Memory):
             BudgetError: What must be shown does not fit, and `overflow="raise"`.
         """
         request = await self._request(input, messages, initial_token_count, block_kwargs)
-        return (await self._shared.contexts.build(request)).messages
+        return await self._shared.contexts.messages(request)
 
     async def aexplain(
         self,

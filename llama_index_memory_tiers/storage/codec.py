@@ -64,15 +64,18 @@ def decode_source(fields: Mapping[str, Any]) -> Source:
         ValueError: The row is damaged; also KeyError and TypeError.
     """
     blocks = fields["blocks"]
-    if not fields["additional_kwargs"] and all(
-        block.keys() == TEXT_FIELDS and block["block_type"] == "text" and isinstance(block["text"], str)
-        for block in blocks
-    ):
-        role = _ROLES.get(fields["role"]) or MessageRole(fields["role"])
-        if len(blocks) == 1:
-            return PlainText(role, (blocks[0]["text"],))
-        return PlainText(role, tuple(block["text"] for block in blocks))
+    if not fields["additional_kwargs"]:
+        texts = tuple(text for block in blocks if (text := _plain_text(block)) is not None)
+        if len(texts) == len(blocks):
+            return PlainText(_ROLES.get(fields["role"]) or MessageRole(fields["role"]), texts)
     return ChatMessage.model_validate(fields)
+
+
+def _plain_text(block: Mapping[str, Any]) -> str | None:
+    """The text of a block that holds nothing else."""
+    text = block.get("text")
+    plain = type(text) is str and len(block) == len(TEXT_FIELDS) and block.get("block_type") == "text"
+    return text if plain else None
 
 
 def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
