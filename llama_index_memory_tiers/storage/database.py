@@ -234,6 +234,8 @@ class Database:
     async def warm(self) -> None:
         """Run `on_open` and open a connection on this loop, so that the first read need not."""
         await self._open()
+        if asyncio.get_running_loop() in self._engines:
+            return
 
         async def work(connection: AsyncConnection) -> None:
             await connection.exec_driver_sql("SELECT 1")
