@@ -134,7 +134,7 @@ async def test_parallel_calls_have_ids_of_their_own_and_given_ids_stay() -> None
     llm = ScriptedFunctionCallingLLM([calls, "done"])
     await FunctionAgent(llm=llm, tools=[MULTIPLY]).run("go")
     ids = [message.additional_kwargs["tool_call_id"] for message in llm.calls[1] if message.role == MessageRole.TOOL]
-    assert ids[0] == "mine"
+    assert "mine" in ids  # the agent runs them at once: results come in any order
     assert len(set(ids)) == 3
 
 
