@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -280,13 +280,8 @@ async def absorb_letter(
     try:
         reader = OwnerReader(storage.records, owner, consumer.key)
         draft = await asyncio.wait_for(consumer.prepare(batch, reader, counter), consumer.timeout_seconds)
-        changes = await storage.records.commit(
-            owner,
-            consumer.key,
-            epoch=epoch,
-            fence=lambda connection: storage.cursors.bury(connection, letter.id),
-            reads=Reads() if draft is None else consumer.reads(draft),
-            merge=lambda records: Changes() if draft is None else consumer.merge(draft, records),
+        changes = await _commit(
+            storage, consumer, owner, epoch, draft, lambda connection: storage.cursors.bury(connection, letter.id)
         )
     except Exception as error:  # noqa: BLE001  # it stays a dead letter, with the newest reason in the report
         return Step("failed", error=type(error).__name__)
@@ -311,6 +306,20 @@ async def _before(storage: Storage, session: Session, pos: int) -> tuple[StoredM
     return tuple(rows)
 
 
+async def _commit(
+    storage: Storage, consumer: Consumer, owner: str, epoch: int, draft: Any, fence: Callable[[Any], Awaitable[bool]]
+) -> Changes | None:
+    """Merge a draft, or move on without one, in the transaction that the fence guards."""
+    return await storage.records.commit(
+        owner,
+        consumer.key,
+        epoch=epoch,
+        fence=fence,
+        reads=Reads() if draft is None else consumer.reads(draft),
+        merge=lambda records: Changes() if draft is None else consumer.merge(draft, records),
+    )
+
+
 async def _attempt(
     storage: Storage,
     consumer: Consumer,
@@ -325,13 +334,13 @@ async def _attempt(
     try:
         async with _kept_alive(storage, consumer, batch.sid, me, claim_seconds):
             draft = await _prepare(consumer, batch, reader, counter)
-        changes = await storage.records.commit(
+        changes = await _commit(
+            storage,
+            consumer,
             batch.owner,
-            consumer.key,
-            epoch=epoch,
-            fence=lambda connection: storage.cursors.fence(connection, batch.sid, consumer.key, me, batch.lo, batch.hi),
-            reads=Reads() if draft is None else consumer.reads(draft),
-            merge=lambda records: Changes() if draft is None else consumer.merge(draft, records),
+            epoch,
+            draft,
+            lambda connection: storage.cursors.fence(connection, batch.sid, consumer.key, me, batch.lo, batch.hi),
         )
     except asyncio.CancelledError:
         await storage.cursors.release(batch.sid, consumer.key, me)
