@@ -63,7 +63,7 @@ class EntryMaker:
     def __init__(self, storage: Storage, counter: TokenCounter, redactor: Redactor | None) -> None:
         self._storage = storage
         self._counter = counter
-        self._redactor = redactor
+        self.redactor = redactor
 
     def describe(
         self,
@@ -106,7 +106,7 @@ class EntryMaker:
 
     def redacted(self, message: ChatMessage) -> ChatMessage:
         """The message without secrets; the same object when it holds none."""
-        return message if self._redactor is None else self._redactor.message(message)
+        return message if self.redactor is None else self.redactor.message(message)
 
     async def make(self, messages: Sequence[ChatMessage], uids: Sequence[str | None] | None, about: About) -> Prepared:
         """Turn messages into entries.

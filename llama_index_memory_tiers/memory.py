@@ -31,7 +31,8 @@ from llama_index_memory_tiers.arguments import (
     check_request,
     resolve_places,
 )
-from llama_index_memory_tiers.blocks import consumers_of
+from llama_index_memory_tiers.blocks import TieredMemoryBlock, consumers_of
+from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.budget import RESULT_ROLES, TokenBudget, TokenCounter, plan_flush, window_row
 from llama_index_memory_tiers.context import ContextBuilder, Request, Settings, make_request
 from llama_index_memory_tiers.delivery import Delivery, Key
@@ -284,6 +285,35 @@ class TieredMemory(Memory):
         twin._derived = True  # noqa: SLF001  # of the same class
         twin._window = twin._make_window()  # noqa: SLF001  # of the same class
         return twin
+
+    def desk(self, block: str) -> Desk:
+        """The records that one of the blocks keeps for this memory's owner, to be read and changed by hand.
+
+        Args:
+            block: Name of the block.
+
+        Returns:
+            The desk.
+
+        Raises:
+            ConfigurationError: No block of ours has that name.
+        """
+        ours = {b.name: b for b in self.memory_blocks if isinstance(b, TieredMemoryBlock)}
+        if block not in ours:
+            raise ConfigurationError(
+                f"block={block!r:.100} was given.",
+                allowed=f"This memory's blocks with records are: {', '.join(ours) or 'none'}.",
+                remedy="Pass one of these names, or add the block to memory_blocks.",
+            )
+        return Desk(
+            self.storage,
+            self.scope,
+            ours[block].key,
+            self._shared.counter,
+            redactor=self._shared.entries.redactor,
+            consumers=self._shared.delivery.keys,
+            per_session=ours[block].per_session,
+        )
 
     def to_handle(self) -> dict[str, Any]:
         """Describe this memory as plain JSON data, for a context that is stored and taken up again.

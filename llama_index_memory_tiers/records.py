@@ -214,13 +214,18 @@ class Changes:
 
     Args:
         add: Records to write.
+        revise: Records to write over those with the same ids: an id that lasts, such as a segment's or an episode's.
+            Their sources are added to those that are there.
         supersede: Old id → id of the record that replaces it.
         archive: Ids to put aside.
+        restore: Ids to take back from where `archive` put them.
     """
 
     add: tuple[NewRecord, ...] = ()
+    revise: tuple[NewRecord, ...] = ()
     supersede: Mapping[str, str] = field(default_factory=nothing)
     archive: tuple[str, ...] = ()
+    restore: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,26 @@ class MessageLog:
             tries = 1
             return await self._database.write(work)
 
+    async def open_session(self, user_id: str, session_id: str, *, now: int, consumers: Iterable[str] = ()) -> Session:
+        """Find a session's row, and make it when there is none; see `append` for the arguments."""
+        names = tuple(consumers)
+
+        async def work(connection: AsyncConnection) -> Session:
+            known = {"u": user_id, "s": session_id}
+            row = (await connection.execute(self._find, known)).first()
+            if row is None:
+                await self._make_session(connection, user_id, session_id, now, names)
+                row = (await connection.execute(self._find, known)).one()
+            return Session(*row)
+
+        found = await self.session(user_id, session_id)
+        if found is not None:
+            return found
+        try:
+            return await self._database.write(work)
+        except IntegrityError:
+            return await self._database.write(work)  # another worker was first
+
     async def _unknown(
         self, connection: AsyncConnection, user_id: str, session_id: str, entries: Sequence[Entry], now: int
     ) -> list[Entry]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.copies import many_objects
@@ -164,6 +164,27 @@ class RecordStore:
         except _RolledBackError:
             return None
 
+    async def change(self, owner: str, block: str, *, reads: Reads, merge: Merge) -> Changes:
+        """Change an owner's records by hand: what no message of the log made.
+
+        Args:
+            owner: Whose; its row is locked first, as in `commit`.
+            block: Key of the block.
+            reads: What `merge` is to be given.
+            merge: Pure: records as they are now → changes. It may be called again when the database asks for it.
+
+        Returns:
+            What was written.
+        """
+
+        async def work(connection: AsyncConnection) -> Changes:
+            rev = (await connection.execute(self._touch, {"owner": owner, "raise_epoch": 0})).one()[1]
+            changes = merge(await self._read_for_merge(connection, owner, block, reads))
+            await self._write(connection, owner, block, rev, changes)
+            return changes
+
+        return await self._database.write(work)
+
     async def _read_for_merge(self, connection: AsyncConnection, owner: str, block: str, reads: Reads) -> list[Record]:
         r = self._r
         if not reads.kinds and not reads.ids:
@@ -199,12 +220,27 @@ class RecordStore:
             await connection.execute(
                 update(r).where(r.c.uid == old, r.c.owner == owner).values(superseded_by=new, rev=rev)
             )
-        if changes.archive:
-            await connection.execute(
-                update(r).where(r.c.uid.in_(changes.archive), r.c.owner == owner).values(archived_at=now, rev=rev)
-            )
+        for ids, archived_at in ((changes.archive, now), (changes.restore, None)):
+            for part in chunks(ids):
+                await connection.execute(
+                    update(r).where(r.c.uid.in_(part), r.c.owner == owner).values(archived_at=archived_at, rev=rev)
+                )
+        for record in changes.revise:
+            await self._revise(connection, owner, record, rev)
         if changes.add:
             await self._add(connection, owner, block, rev, changes.add, now)
+
+    async def _revise(self, connection: AsyncConnection, owner: str, record: NewRecord, rev: int) -> None:
+        r, t = self._r, self._t
+        values = _contents(record) | {"rev": rev}
+        revised = update(r).where(r.c.uid == record.id, r.c.owner == owner).values(values).returning(r.c.id)
+        number = (await connection.execute(revised)).scalar()
+        if number is None:
+            return  # forgotten meanwhile
+        known = (await self._sources(connection, [number])).get(number, ())
+        for table in (t.embeddings, t.terms):
+            await connection.execute(delete(table).where(table.c.record_id == number))
+        await self._project(connection, [(number, record)], skip=frozenset(known))
 
     async def _add(
         self,
@@ -215,27 +251,37 @@ class RecordStore:
         records: Sequence[NewRecord],
         now: int,
     ) -> None:
-        t = self._t
         await connection.execute(insert(self._r), [_row_of(record, owner, block, rev, now) for record in records])
         found = await connection.execute(
             select(self._r.c.uid, self._r.c.id).where(self._r.c.owner == owner, self._r.c.rev == rev)
         )
         ids = {row.uid: row.id for row in found}
+        await self._project(connection, [(ids[record.id], record) for record in records])
+
+    async def _project(
+        self,
+        connection: AsyncConnection,
+        records: Sequence[tuple[int, NewRecord]],
+        skip: frozenset[Place] = frozenset(),
+    ) -> None:
+        """Write what records come from and what they are found by."""
+        t = self._t
         sources = [
-            {"record_id": ids[record.id], "sid": sid, "seq": seq}
-            for record in records
+            {"record_id": number, "sid": sid, "seq": seq}
+            for number, record in records
             for sid, seq in dict.fromkeys(record.sources)
+            if (sid, seq) not in skip
         ]
         vectors = [
-            {"record_id": ids[record.id], "model": record.model, "vec": encode_vector(record.vector)}
-            for record in records
+            {"record_id": number, "model": record.model, "vec": encode_vector(record.vector)}
+            for number, record in records
             if record.vector is not None
         ]
         terms = []
-        for record in records:
+        for number, record in records:
             if record.terms:
                 hashes, counts = encode_terms(record.terms)
-                terms.append({"record_id": ids[record.id], "ids": hashes, "counts": counts})
+                terms.append({"record_id": number, "ids": hashes, "counts": counts})
         for table, rows in ((t.sources, sources), (t.embeddings, vectors), (t.terms, terms)):
             if rows:
                 await connection.execute(insert(table), rows)
@@ -447,19 +493,24 @@ class OwnerReader:
 
 def _row_of(record: NewRecord, owner: str, block: str, rev: int, now: int) -> dict[str, Any]:
     place: Place | tuple[None, None] = record.sources[0] if record.kind == "message" else (None, None)
-    return {
+    return _contents(record) | {
         "uid": record.id,
         "owner": owner,
         "rev": rev,
         "kind": record.kind,
         "block": block,
+        "created_at": now,
+        "sid": place[0],
+        "seq": place[1],
+    }
+
+
+def _contents(record: NewRecord) -> dict[str, Any]:
+    return {
         "text": codec.storable(record.text),
         "data": codec.to_json(dict(record.data)),
         "said_at": _microseconds(record.said_at),
-        "created_at": now,
         "expires_at": _microseconds(record.expires_at),
-        "sid": place[0],
-        "seq": place[1],
         "speaker": codec.storable(record.speaker),
         "tokens": record.tokens,
     }
