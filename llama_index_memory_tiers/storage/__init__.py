@@ -20,6 +20,7 @@ from llama_index_memory_tiers.storage.cursors import Cursor, CursorStore, DeadLe
 from llama_index_memory_tiers.storage.database import Address, Database, resolve_address, shown_url
 from llama_index_memory_tiers.storage.index import Hit, IndexCache, IndexQuery
 from llama_index_memory_tiers.storage.log import MessageLog
+from llama_index_memory_tiers.storage.packs import PackStore
 from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
 from llama_index_memory_tiers.storage.schema import build_tables, checked_name, migrate
@@ -113,7 +114,8 @@ class Storage:
         self._database.on_open = self._migrate
         self.log = MessageLog(self._database, self._tables)
         self.cursors = CursorStore(self._database, self._tables)
-        self.records = RecordStore(self._database, self._tables, IndexCache(max_bytes=index_bytes), now=self.now)
+        packs = PackStore(self._database, self._tables, ids=new_id)
+        self.records = RecordStore(self._database, self._tables, IndexCache(index_bytes), packs, now=self.now)
 
     def now(self) -> int:
         """The clock in microseconds since 1970."""
@@ -195,6 +197,7 @@ class Storage:
 
     async def aclose(self) -> None:
         """Wait for running transactions and close what this object opened. Calling it twice is harmless."""
+        await self.records.settle()
         await self._database.aclose()
 
     async def __aenter__(self) -> Self:

@@ -70,6 +70,7 @@ class Tables:
     sources: Table
     embeddings: Table
     terms: Table
+    packs: Table
 
 
 def build_tables(prefix: str, schema: str | None = None) -> Tables:
@@ -128,6 +129,10 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
         ),
         embeddings=table("embeddings", key("record_id", BigInteger), key("model"), Column("vec", LargeBinary)),
         terms=table("terms", key("record_id", BigInteger), Column("ids", LargeBinary), Column("counts", LargeBinary)),
+        packs=table(
+            "packs", key("pack"), key("part", Integer), Column("parts", Integer), Column("owner", Text),
+            Column("model", Text), Column("epoch", BigInteger), Column("rev", BigInteger), Column("body", LargeBinary),
+        ),
     )  # fmt: skip
 
 
@@ -180,6 +185,12 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
            PRIMARY KEY (record_id, model))""",
         """CREATE TABLE {t[terms]} (record_id BIGINT PRIMARY KEY, ids {bytes} NOT NULL,
            counts {bytes} NOT NULL)""",
+    ),
+    (
+        """CREATE TABLE {t[packs]} (pack TEXT NOT NULL, part INTEGER NOT NULL, parts INTEGER NOT NULL,
+           owner TEXT NOT NULL, model TEXT NOT NULL, epoch BIGINT NOT NULL, rev BIGINT NOT NULL, body {bytes} NOT NULL,
+           PRIMARY KEY (pack, part))""",
+        "CREATE INDEX {i[packs_owner]} ON {t[packs]} (owner, model)",
     ),
 )
 VERSION = len(_MIGRATIONS)
