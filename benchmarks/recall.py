@@ -36,7 +36,7 @@ async def report(directory: Path, *, quick: bool, postgres: str | None) -> str:
         rows.append(["PostgreSQL", *await _measure(postgres, mine, others)])
     return (
         f"## Recall\n\nWall milliseconds of one hybrid recall over {mine} records of one user, with "
-        f"{others * mine} of others beside them; {SHOWN} texts read. First: nobody has ever asked, the rows are read one "
+        f"{others * mine} of others beside them; {SHOWN} texts read. First: nobody has ever asked, rows are read one "
         "by one. Cold: a new process, which reads the packed index. Warm: the index is in memory.\n\n"
         + table(["", "first", "cold", "warm"], rows)
     )

@@ -3,6 +3,7 @@
 from llama_index_memory_tiers.blocks import (
     FactExtractionMemoryBlock,
     StaticMemoryBlock,
+    SummaryMemoryBlock,
     TieredMemoryBlock,
     VectorMemoryBlock,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "Storage",
     "StorageError",
     "StoredMessage",
+    "SummaryMemoryBlock",
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",

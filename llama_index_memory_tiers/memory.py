@@ -475,7 +475,7 @@ class TieredMemory(Memory):
         return {row.id: prepared.raw[entry.uid] for row, entry in pairs if entry.uid in prepared.raw}
 
     async def _after_write(self, active_tokens: int) -> None:
-        if active_tokens > self._window_tokens or self.window_messages is not None:
+        if active_tokens > self._window_tokens or self._window_bound[0] is not None:
             await self._postponable(self._flush_window())
         if self.delivery == "inline":
             await self._postponable(self._shared.delivery.deliver(self._key))
@@ -499,11 +499,13 @@ class TieredMemory(Memory):
 
     async def _flush_now(self) -> None:
         window = await self._window.read()
+        window_messages, flush_messages = self._window_bound
         seqs = plan_flush(
             [window_row(stored.seq, stored.message, stored.tokens) for stored in window.messages],
             limit_tokens=self._window_tokens,
             flush_tokens=self.token_flush_size,
-            window_messages=self.window_messages,
+            window_messages=window_messages,
+            flush_messages=flush_messages,
         )
         if not seqs:
             if sum(stored.tokens for stored in window.messages) > self._window_tokens:
@@ -751,6 +753,14 @@ class TieredMemory(Memory):
         if self.budget is not None:
             return self.budget.window_tokens(self.chat_history_token_ratio)
         return int((self.token_limit - self.reserve_tokens) * self.chat_history_token_ratio)
+
+    @property
+    def _window_bound(self) -> tuple[int | None, int]:
+        """Most messages that the memory or a block wants in the window, and how many leave together."""
+        ours = [block.window_bound for block in self.memory_blocks if isinstance(block, TieredMemoryBlock)]
+        bounds = [bound for bound in ours if bound is not None]
+        most = [bound[0] for bound in bounds] + ([self.window_messages] if self.window_messages is not None else [])
+        return min(most, default=None), max((bound[1] for bound in bounds), default=1)
 
     def _make_window(self) -> SessionWindow:
         shared = self._shared

@@ -568,3 +568,12 @@ def test_the_window_is_never_counted_again():
     assert len(packing.result().rows) == 50
     assert not any(row.message.content in text for row in rows for text in seen)
     assert len([text for text in seen if text.startswith("i7 ")]) == 1
+
+
+def test_a_flush_for_number_moves_at_least_what_was_asked_for_as_whole_turns():
+    rows = window(*[(1, 1)] * 10)
+    sizes = {"limit_tokens": 1_000, "flush_tokens": 500, "window_messages": 16}
+    assert plan_flush(rows, **sizes) == (1, 2, 3, 4)
+    assert plan_flush(rows, **sizes, flush_messages=7) == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert plan_flush(rows, **sizes, flush_messages=100) == tuple(range(1, 19))  # the newest turn stays
+    assert plan_flush(rows[:16], **sizes, flush_messages=7) == ()

@@ -35,6 +35,7 @@ PUBLIC = [
     "Storage",
     "StorageError",
     "StoredMessage",
+    "SummaryMemoryBlock",
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",

@@ -13,12 +13,14 @@ from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
 from llama_index_memory_tiers.blocks.static import StaticMemoryBlock
+from llama_index_memory_tiers.blocks.summary import SummaryMemoryBlock
 from llama_index_memory_tiers.blocks.vector import VectorMemoryBlock
 
 __all__ = [
     "FactExtractionMemoryBlock",
     "Query",
     "StaticMemoryBlock",
+    "SummaryMemoryBlock",
     "TieredMemoryBlock",
     "VectorMemoryBlock",
     "consumers_of",

@@ -110,6 +110,11 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         """Whether each session has records of its own."""
         return self.scope == "session"
 
+    @property
+    def window_bound(self) -> tuple[int, int] | None:
+        """Messages that the window may hold for this block's sake, and how many leave together; `None` for no bound."""
+        return None
+
     async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Any:
         """Turn messages into a draft; may be slow and call models, writes nothing.
 

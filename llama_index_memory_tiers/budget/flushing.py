@@ -68,7 +68,12 @@ def window_row(seq: int, message: ChatMessage, tokens: int) -> WindowRow:
 
 
 def plan_flush(
-    window: Sequence[WindowRow], *, limit_tokens: int, flush_tokens: int, window_messages: int | None = None
+    window: Sequence[WindowRow],
+    *,
+    limit_tokens: int,
+    flush_tokens: int,
+    window_messages: int | None = None,
+    flush_messages: int = 1,
 ) -> tuple[int, ...]:
     """Decide which messages leave the window: oldest first, whole turns.
 
@@ -84,6 +89,7 @@ def plan_flush(
             that brings their sum nearer to this number.
         window_messages: Number of messages above which it is flushed, leading system messages not counted.
             This alone moves no more than it must, or one message too many would empty a window of short ones.
+        flush_messages: When it is flushed for its number, at least so many messages move, as whole turns.
 
     Returns:
         Sequence numbers to archive, ascending; empty when there is nothing to do.
@@ -92,11 +98,12 @@ def plan_flush(
     tokens, count = sum(row.tokens for row in window), len(body)
     most = count if window_messages is None else window_messages
     wanted = flush_tokens if tokens > limit_tokens else 0
+    least = flush_messages if count > most else 0
     moved: list[int] = []
     moved_tokens = 0
     for turn in turns_or_groups(body)[:-1]:
         size = sum(row.tokens for row in turn)
-        needed = tokens - moved_tokens > limit_tokens or count - len(moved) > most
+        needed = tokens - moved_tokens > limit_tokens or count - len(moved) > most or len(moved) < least
         if not needed and moved_tokens + size / 2 >= wanted:
             break
         moved.extend(row.seq for row in turn)

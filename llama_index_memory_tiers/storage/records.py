@@ -224,6 +224,9 @@ class RecordStore:
     async def _write(self, connection: AsyncConnection, owner: str, block: str, rev: int, changes: Changes) -> None:
         r = self._r
         now = self._now()
+        if changes.add:
+            await self._add(connection, owner, block, rev, changes.add, now)
+        # What was just added may be replaced already, as the first of two summaries of one batch is.
         for old, new in changes.supersede.items():
             await connection.execute(
                 update(r).where(r.c.uid == old, r.c.owner == owner).values(superseded_by=new, rev=rev)
@@ -235,8 +238,6 @@ class RecordStore:
                 )
         for record in changes.revise:
             await self._revise(connection, owner, record, rev)
-        if changes.add:
-            await self._add(connection, owner, block, rev, changes.add, now)
 
     async def _revise(self, connection: AsyncConnection, owner: str, record: NewRecord, rev: int) -> None:
         r, t = self._r, self._t

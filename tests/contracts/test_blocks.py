@@ -11,7 +11,7 @@ from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import StaticMemoryBlock as StockStaticMemoryBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
 
-from llama_index_memory_tiers import StaticMemoryBlock, VectorMemoryBlock
+from llama_index_memory_tiers import StaticMemoryBlock, SummaryMemoryBlock, VectorMemoryBlock
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.testing import WordLlamaEmbedding
 from llama_index_memory_tiers.testing.contracts import BlockContract
@@ -89,6 +89,20 @@ class _CatFinder(MockLLM):
 class TestFactExtractionMemoryBlock(BlockContract):
     def make_block(self) -> FactExtractionMemoryBlock:
         return FactExtractionMemoryBlock(llm=_CatFinder())
+
+
+class _Retelling(MockLLM):
+    """A model that summarises by repeating."""
+
+    async def achat(self, messages: Any, **_: Any) -> ChatResponse:
+        text = "\n".join(message.content or "" for message in messages)
+        said = re.findall(r"(?:^\[\d+\] [^:]*: |^- )(.*)$", text, re.MULTILINE)
+        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=" ".join(said) or "Nothing."))
+
+
+class TestSummaryMemoryBlock(BlockContract):
+    def make_block(self) -> SummaryMemoryBlock:
+        return SummaryMemoryBlock(llm=_Retelling(), absorb_on=frozenset({"turn", "flush", "idle"}))
 
 
 class MentionCounter(BaseMemoryBlock[str]):
