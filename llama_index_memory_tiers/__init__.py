@@ -19,7 +19,8 @@ from llama_index_memory_tiers.errors import (
 from llama_index_memory_tiers.evaluation import RecallOutcome, RecallReport, evaluate_recall
 from llama_index_memory_tiers.events import ContextReport, FlushReport
 from llama_index_memory_tiers.memory import TieredMemory
-from llama_index_memory_tiers.records import StoredMessage
+from llama_index_memory_tiers.partitions import Partition, WritePolicy
+from llama_index_memory_tiers.records import Recollection, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
@@ -36,9 +37,11 @@ __all__ = [
     "FlushReport",
     "InvalidMessageError",
     "MemoryTiersError",
+    "Partition",
     "RecallOutcome",
     "RecallQuestion",
     "RecallReport",
+    "Recollection",
     "Redactor",
     "StaticMemoryBlock",
     "Storage",
@@ -50,6 +53,7 @@ __all__ = [
     "TieredMemoryBlock",
     "TokenBudget",
     "VectorMemoryBlock",
+    "WritePolicy",
     "evaluate_recall",
     "read_chat_file",
 ]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from llama_index_memory_tiers.arguments import (
     check_request,
     resolve_places,
 )
-from llama_index_memory_tiers.blocks import TieredMemoryBlock, consumers_of
+from llama_index_memory_tiers.blocks import TieredMemoryBlock, VectorMemoryBlock, consumers_of
 from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.budget import RESULT_ROLES, TokenBudget, TokenCounter, plan_flush, window_row
 from llama_index_memory_tiers.context import ContextBuilder, Request, Settings, make_request
@@ -40,7 +40,7 @@ from llama_index_memory_tiers.entries import EntryMaker, Prepared
 from llama_index_memory_tiers.errors import ConfigurationError, StorageError
 from llama_index_memory_tiers.events import ContextReport, FlushReport, MessagesPut, WindowFlushed, emit
 from llama_index_memory_tiers.portal import portal
-from llama_index_memory_tiers.records import Scope, StoredMessage
+from llama_index_memory_tiers.records import Recollection, Scope, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import DeadLetter, Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
@@ -621,6 +621,76 @@ class TieredMemory(Memory):
         if self.delivery == "background":
             self._shared.delivery.schedule(self._key)
 
+    # -- by hand ---------------------------------------------------------------------------------------------
+
+    async def aremember(
+        self,
+        content: str,
+        metadata: Mapping[str, Any] | None = None,
+        partition: str | None = None,
+        *,
+        block: str | None = None,
+    ) -> str:
+        """Store a note that no message said; it is recalled like one.
+
+        Args:
+            content: The note; secrets are taken out.
+            metadata: Anything that can be written as JSON, for `arecall(filter=…)`.
+            partition: One of the block's partitions; default by its classifier.
+            block: Name of the vector block; default the first one.
+
+        Returns:
+            Id of the note.
+
+        Raises:
+            InvalidMessageError: The note has no words, or its metadata cannot be written.
+            ConfigurationError: There is no such block or partition.
+        """
+        vector, desk = self._vector(block)
+        return await vector.remember(desk, content, metadata, partition)
+
+    async def arecall(
+        self,
+        query: str,
+        top_k: int = 5,
+        partitions: Collection[str] | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # the field's word for it
+        *,
+        block: str | None = None,
+    ) -> list[Recollection]:
+        """Look up what the owner's messages and notes say about something.
+
+        Args:
+            query: What to look for; without any word nothing is found.
+            top_k: At most so many, after partitions and filter; default 5.
+            partitions: Only these.
+            filter: Metadata that must be equal, such as `{"role": "user"}`; see `Recollection.metadata`.
+            block: Name of the vector block; default the first one.
+
+        Returns:
+            Best first, with distances.
+
+        Raises:
+            ConfigurationError: There is no such block, or `top_k` is no whole number from 1.
+        """
+        if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
+            raise ConfigurationError(
+                f"top_k={top_k!r:.100} was given.", allowed="It is a whole number from 1.", remedy="Pass such a number."
+            )
+        await self._shared.delivery.freshen(self._key)
+        vector, desk = self._vector(block)
+        return await vector.find(desk, query, top_k, partitions, filter)
+
+    def _vector(self, name: str | None) -> tuple[VectorMemoryBlock, Desk]:
+        for block in self.memory_blocks:
+            if isinstance(block, VectorMemoryBlock) and name in (None, block.name):
+                return block, self.desk(block.name)
+        raise ConfigurationError(
+            f"block={name!r:.100} was given." if name is not None else "This memory has no vector block.",
+            allowed="Notes are kept by a VectorMemoryBlock of this memory.",
+            remedy="Add a VectorMemoryBlock to memory_blocks, or pass the name of the one that is there.",
+        )
+
     # -- delivery --------------------------------------------------------------------------------------------
 
     async def aflush(self) -> FlushReport:
@@ -706,6 +776,14 @@ class TieredMemory(Memory):
     def messages(self, status: MessageStatus | None = None) -> list[StoredMessage]:
         """See `amessages`."""
         return portal.run(self.amessages(status))
+
+    def remember(self, content: str, *args: Any, **kwargs: Any) -> str:
+        """See `aremember`."""
+        return portal.run(self.aremember(content, *args, **kwargs))
+
+    def recall(self, query: str, *args: Any, **kwargs: Any) -> list[Recollection]:
+        """See `arecall`."""
+        return portal.run(self.arecall(query, *args, **kwargs))
 
     def flush(self) -> FlushReport:
         """See `aflush`."""

@@ -176,6 +176,29 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Recollection:
+    """What `TieredMemory.arecall` found.
+
+    Args:
+        id: Of the record.
+        text: What was said or noted, as it was.
+        score: What it is worth for the question; for comparison within one answer.
+        distance: 1 − cosine of the embeddings, 0 to 2; `None` without an embedding model.
+        said_at: When it was said or noted.
+        partition: Its partition; `None` when the block has none.
+        metadata: Of a note what it was given; of a message `role`, `session_id`, and `sent_from`, `cause_by` if known.
+    """
+
+    id: str
+    text: str
+    score: float
+    distance: float | None
+    said_at: datetime
+    partition: str | None
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class NewRecord:
     """A record that a merge wants written.
 

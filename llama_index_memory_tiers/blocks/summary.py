@@ -85,7 +85,7 @@ class SummaryMemoryBlock(TieredMemoryBlock):
         summary_prompt_template: Your own request; variables `previous`, `material` and `max_words`.
     """
 
-    name: str = "ConversationSummary"
+    name: str = "Summary"
     scope: Literal["user", "session"] = "session"
     llm: LLM = Field(default_factory=default_llm)
     levels: Literal[1, 2] = 2

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.llms import LLM
 from llama_index.core.memory.memory_blocks.vector import (
     DEFAULT_RETRIEVED_TEXT_TEMPLATE,
 )
@@ -27,15 +30,39 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
+from llama_index_memory_tiers.blocks.recollections import (
+    KINDS,
+    MESSAGE,
+    NOTE,
+    Found,
+    checked_note,
+    message_line,
+    note_line,
+    read_found,
+    speaker_of,
+    within_quotas,
+)
 from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.classifying import classify
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError
 from llama_index_memory_tiers.events import BlockFailed, emit
-from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Record, Scope, StoredMessage
-from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, RecalledMessage, codec
-from llama_index_memory_tiers.text import day_label, escape, message_terms
+from llama_index_memory_tiers.partitions import Partition, WritePolicy, checked_partitions, classify_by_rule, place
+from llama_index_memory_tiers.records import (
+    Batch,
+    Changes,
+    NewRecord,
+    Place,
+    Recollection,
+    Record,
+    Scope,
+    StoredMessage,
+)
+from llama_index_memory_tiers.scoring import age_decay
+from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec
+from llama_index_memory_tiers.text import message_terms
 
-_KIND = "message"
 _RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.FUNCTION})
 # Embedding models read a few hundred words; the rest of a long message is found by BM25.
 _EMBEDDED_CHARACTERS = 8000
@@ -46,6 +73,7 @@ _SURPLUS = 1.3
 _FEWEST_HITS = 50
 _TOKENS_A_MESSAGE = 10  # few are shorter, so that the candidates fill any allowance
 _STORE_HITS = 100
+_DAY_SECONDS = 86_400
 
 
 def _embed_model_of_settings() -> BaseEmbedding | None:
@@ -68,6 +96,11 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         format_template: Applied to each message; variable `text`.
         node_postprocessors: Filter, rerank or rewrite what was found, such as a reranker.
         query_kwargs: For the vector store.
+        partitions: Parts with a quota and a retention each, such as `Partition.survey()`; default none.
+        classifier: Says which partition a text belongs to: a function of the text, sync or async, or an LLM, which is
+            asked once a batch; default by the survey's word lists. What fails or is unknown is a conversation.
+        write_policy: Which messages are kept, such as `WritePolicy.survey()`; default all.
+        decay_rate: A score is multiplied by exp(-rate · days); .01 halves it in 69.3 days. Default 0.
     """
 
     name: str = "RetrievedMessages"
@@ -76,6 +109,10 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     embed_model: BaseEmbedding | None = Field(default_factory=_embed_model_of_settings)  # type: ignore[assignment]  # optional here
     similarity_top_k: int | None = Field(default=None, ge=1)  # type: ignore[assignment]  # optional here
     retrieval_context_window: int = Field(default=1, ge=1)
+    partitions: tuple[Partition, ...] = ()
+    classifier: Any = Field(default=classify_by_rule, exclude=True)
+    write_policy: WritePolicy | None = Field(default=None, exclude=True)
+    decay_rate: float = Field(default=0.0, ge=0)
 
     @field_validator("vector_store", mode="before")
     @classmethod
@@ -93,6 +130,22 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             )
         return self
 
+    @field_validator("partitions")
+    @classmethod
+    def _told_apart(cls, value: tuple[Partition, ...]) -> tuple[Partition, ...]:
+        return checked_partitions(value)
+
+    @field_validator("classifier")
+    @classmethod
+    def _classifies(cls, value: Any) -> Any:
+        if callable(value) or isinstance(value, LLM):
+            return value
+        raise ConfigurationError(
+            f"classifier={value!r:.100} was given.",
+            allowed="It is a function of a text, or a LlamaIndex LLM.",
+            remedy="Pass one of these, or leave it out: word lists decide then.",
+        )
+
     # -- absorbing -------------------------------------------------------------------------------------------
 
     async def prepare(
@@ -102,27 +155,31 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         counter: TokenCounter,
     ) -> tuple[NewRecord, ...] | None:
         """Analyse and embed each message."""
-        told = [(stored, text) for stored in batch.messages if (text := _said(stored))]
+        told = [(stored, text) for stored in batch.messages if (text := _said(stored)) and self._keeps(text)]
         if not told:
             return None
+        texts = [text for _, text in told]
         vectors = await self._embed([_dense_key(stored, text) for stored, text in told], batch.scope)
-        if sum(len(text) for _, text in told) > _THREAD_CHARACTERS:
+        parts = await self._classified(texts, batch.scope)
+        if sum(map(len, texts)) > _THREAD_CHARACTERS:
             measured = await asyncio.to_thread(_measured, told, counter)
         else:
             measured = _measured(told, counter)
         records = tuple(
             NewRecord(
                 id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.key}/{batch.sid}/{stored.seq}/{stored.id}")),
-                kind=_KIND,
+                kind=MESSAGE,
+                data={} if part is None else {"partition": part.name},
                 said_at=stored.created_at,
+                expires_at=None if part is None else part.expires_at(stored.created_at),
                 sources=(stored.place,),
                 terms=terms,
-                speaker=_speaker(stored),
+                speaker=speaker_of(stored),
                 tokens=tokens,
                 vector=vector if self.vector_store is None else None,
                 model=self._model,
             )
-            for (stored, _), (terms, tokens), vector in zip(told, measured, vectors, strict=True)
+            for (stored, _), (terms, tokens), vector, part in zip(told, measured, vectors, parts, strict=True)
         )
         if self.vector_store is not None:
             # Ids name the message, so that a repeated delivery overwrites; SQL decides what is recalled.
@@ -131,6 +188,27 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             if nodes:
                 await self.vector_store.async_add(nodes)
         return records
+
+    def _keeps(self, text: str) -> bool:
+        return self.write_policy is None or self.write_policy.kept(text)
+
+    async def _classified(self, texts: Sequence[str], scope: Scope) -> list[Partition | None]:
+        """The partition of each text; a classifier that fails delays nothing and loses nothing."""
+        if not self.partitions:
+            return [None] * len(texts)
+        names: Sequence[object]
+        try:
+            names = await self._names_of(texts)
+        except Exception as error:  # noqa: BLE001  # the user's function, or a model
+            emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
+            names = [None] * len(texts)
+        return [place(self.partitions, name) for name in names]
+
+    async def _names_of(self, texts: Sequence[str]) -> Sequence[object]:
+        if isinstance(self.classifier, LLM):
+            return await classify(self.classifier, texts, [partition.name for partition in self.partitions])
+        named = [self.classifier(text) for text in texts]
+        return [await name if isinstance(name, Awaitable) else name for name in named]
 
     def merge(self, draft: tuple[NewRecord, ...], records: Sequence[Record]) -> Changes:  # noqa: ARG002
         """Write one reference per message."""
@@ -159,31 +237,86 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     # -- recall ----------------------------------------------------------------------------------------------
 
     async def recall(self, query: Query, reader: OwnerReader) -> list[Item]:
-        """Offer messages, the most valuable per token first."""
+        """Offer messages and notes, the most valuable per token first."""
         text = codec.storable(self._asked(query))
         if not text.strip():
             return []
-        vector = await self._query_vector(text, query)
+        limit = max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE)
+        hits = await self._candidates(text, reader, query.scope, query.now, query.visible, limit=limit)
+        found = await read_found(reader, hits if self.partitions else self._enough(hits, query.allowance))
+        if self.partitions:
+            found = within_quotas(found, self.partitions)[: self.similarity_top_k]
+        shown = await self._postprocessed(found, text)
+        return [one.item(self._formatted(line), len(shown) - rank) for rank, (one, line) in enumerate(shown)]
+
+    async def _candidates(
+        self, text: str, reader: OwnerReader, scope: Scope, now: datetime, visible: frozenset[Place], *, limit: int
+    ) -> list[Hit]:
+        vector = await self._query_vector(text, scope)
         if self.vector_store is not None and vector is not None:
-            hits = await self._from_store(text, vector, query, reader)
+            hits = await self._from_store(text, vector, visible, reader)
         else:
-            hits = await search(
-                reader,
-                IndexQuery(
-                    text=text,
-                    now=query.now,
-                    vector=vector,
-                    kinds=frozenset({_KIND}),
-                    blocks=frozenset({self.key}),
-                    exclude=query.visible,
-                    limit=max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE),
-                ),
-                self._model,
-                self._unusable(query.scope),
+            asked = IndexQuery(
+                text=text,
+                now=now,
+                vector=vector,
+                kinds=KINDS,
+                blocks=frozenset({self.key}),
+                exclude=visible,
+                limit=limit,
             )
-        found = await reader.messages_of(self._enough(hits, query.allowance))
-        shown = await self._postprocessed([(message, _line(message.message)) for message in found], text)
-        return [self._item(message, line, len(shown) - rank) for rank, (message, line) in enumerate(shown)]
+            hits = await search(reader, asked, self._model, self._unusable(scope))
+        return [*sorted(self._decayed(hits, now), key=lambda hit: -hit.score)] if self.decay_rate else hits
+
+    def _decayed(self, hits: Sequence[Hit], now: datetime) -> Iterable[Hit]:
+        for hit in hits:
+            days = 0.0 if hit.said_at is None else (now.timestamp() - hit.said_at) / _DAY_SECONDS
+            # What counts against a record does not fade.
+            yield replace(hit, score=hit.score * age_decay(days, self.decay_rate)) if hit.score > 0 else hit
+
+    # -- by hand ---------------------------------------------------------------------------------------------
+
+    async def remember(
+        self, desk: Desk, content: str, metadata: Mapping[str, Any] | None = None, partition: str | None = None
+    ) -> str:
+        """Store a note of one's own beside the messages; see `TieredMemory.aremember`."""
+        text = desk.redacted(content) if isinstance(content, str) else ""
+        checked_note(content, metadata, partition, self.partitions)
+        now = desk.now()
+        (vector,) = await self._embed([codec.storable(text)[:_EMBEDDED_CHARACTERS]], desk.scope)
+        part = place(self.partitions, partition) if partition else (await self._classified([text], desk.scope))[0]
+        record = NewRecord(
+            id=desk.new_id(),
+            kind=NOTE,
+            text=text,
+            data={"metadata": dict(metadata or {})} | ({} if part is None else {"partition": part.name}),
+            said_at=now,
+            expires_at=None if part is None else part.expires_at(now),
+            terms=message_terms(text, speaker="", when=now),
+            tokens=desk.counter.text(note_line(text) + "\n"),
+            vector=vector,
+            model=self._model,
+        )
+        await desk.change(lambda _: Changes(add=(record,)))
+        return record.id
+
+    async def find(
+        self,
+        desk: Desk,
+        query: str,
+        top_k: int,
+        partitions: Collection[str] | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # the field's word for it
+    ) -> list[Recollection]:
+        """Look messages and notes up; see `TieredMemory.arecall`."""
+        text, reader, limit = codec.storable(query), await desk.reader(), max(_FEWEST_HITS, 2 * top_k)
+        while True:
+            hits = await self._candidates(text, reader, desk.scope, desk.now(), frozenset(), limit=limit)
+            found = [one for one in await read_found(reader, hits) if _passes(one, partitions, filter)]
+            # Filters come before the count: with too few left, more candidates are looked at.
+            if len(found) >= top_k or len(hits) < limit:
+                return [one.recollection() for one in found[:top_k]]
+            limit *= 4
 
     def _asked(self, query: Query) -> str:
         if self.retrieval_context_window == 1:
@@ -191,17 +324,19 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         recent = [message.content or "" for message in query.messages[-self.retrieval_context_window :]]
         return "\n".join(dict.fromkeys([*recent, query.text]))
 
-    async def _query_vector(self, text: str, query: Query) -> tuple[float, ...] | None:
+    async def _query_vector(self, text: str, scope: Scope) -> tuple[float, ...] | None:
         if self.embed_model is None:
             return None
         try:
             vector = await embed_query(self.embed_model, text[:_EMBEDDED_CHARACTERS])
         except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find messages
-            emit(BlockFailed(session_id=query.scope.session_id, block=self.key, error=type(error).__name__))
+            emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
             return None
-        return usable([vector], self._unusable(query.scope))[0]
+        return usable([vector], self._unusable(scope))[0]
 
-    async def _from_store(self, text: str, vector: Sequence[float], query: Query, reader: OwnerReader) -> list[Hit]:
+    async def _from_store(
+        self, text: str, vector: Sequence[float], visible: frozenset[Place], reader: OwnerReader
+    ) -> list[Hit]:
         assert self.vector_store is not None  # noqa: S101  # asked by the caller
         mine: list[Any] = [
             MetadataFilter(key="owner", value=reader.owner),
@@ -222,7 +357,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         # A store without scores keeps its order.
         scores = found.similarities or [1.0 / (rank + 1) for rank in range(len(ids))]
         hits = await reader.hits_of(dict(zip(ids, scores, strict=False)))
-        return [hit for hit in hits if hit.place not in query.visible]
+        return [hit for hit in hits if hit.place not in visible]
 
     def _enough(self, hits: Sequence[Hit], allowance: int) -> list[Hit]:
         chosen: list[Hit] = []
@@ -235,19 +370,17 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
                 chosen.append(hit)
         return chosen
 
-    async def _postprocessed(
-        self, found: list[tuple[RecalledMessage, str]], text: str
-    ) -> list[tuple[RecalledMessage, str]]:
+    async def _postprocessed(self, found: Sequence[Found], text: str) -> list[tuple[Found, str]]:
         if not self.node_postprocessors or not found:
-            return found
-        by_id = {message.record_id: message for message, _ in found}
-        nodes = [
-            NodeWithScore(node=TextNode(id_=message.record_id, text=line), score=message.hit.score)
-            for message, line in found
-        ]
+            return [(one, one.line) for one in found]
+        by_id = {one.record_id: one for one in found}
+        nodes = [NodeWithScore(node=TextNode(id_=one.record_id, text=one.line), score=one.hit.score) for one in found]
         for postprocessor in self.node_postprocessors:
             nodes = await postprocessor.apostprocess_nodes(nodes, query_str=text)
         return [(by_id[node.node.node_id], node.node.get_content()) for node in nodes if node.node.node_id in by_id]
+
+    def _formatted(self, line: str) -> str:
+        return self.format_template.format(text=line) if self._formats else line
 
     @property
     def _formats(self) -> bool:
@@ -255,42 +388,17 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         template = self.format_template
         return getattr(template, "template_str", None) != DEFAULT_RETRIEVED_TEXT_TEMPLATE.template_str
 
-    def _item(self, found: RecalledMessage, line: str, rank: int) -> Item:
-        stored = found.message
-        if self._formats:
-            line = self.format_template.format(text=line)
-        day = day_label(stored.created_at)
-        return Item(
-            text=line,
-            score=found.hit.score or float(rank),
-            group=f"{stored.session_id}/{day}",
-            header=f"<session date='{day}'>",
-            footer="</session>",
-            order=(stored.created_at.timestamp(), float(stored.seq)),
-            sources=frozenset({stored.place}),
-            legs=found.hit.legs,
-            record_id=found.record_id,
-        )
-
 
 def _said(stored: StoredMessage) -> str:
     return stored.text.strip() if stored.role in _RECALLED_ROLES else ""
-
-
-def _line(stored: StoredMessage) -> str:
-    """One message as it is shown: by its speaker's name when that is known, else as LlamaIndex shows it."""
-    text = escape(stored.text.strip())
-    if stored.meta.sent_from:
-        return f"{escape(stored.meta.sent_from)}: {text}"
-    return f"<message role='{stored.role.value}'>{text}</message>"
 
 
 def _measured(told: Sequence[tuple[StoredMessage, str]], counter: TokenCounter) -> list[tuple[Mapping[str, int], int]]:
     """What each message is found by, and the size of what will be shown."""
     return [
         (
-            message_terms(text, speaker=_speaker(stored), when=stored.created_at),
-            counter.text(_line(stored) + "\n"),
+            message_terms(text, speaker=speaker_of(stored), when=stored.created_at),
+            counter.text(message_line(stored) + "\n"),
         )
         for stored, text in told
     ]
@@ -302,5 +410,7 @@ def _dense_key(stored: StoredMessage, text: str) -> str:
     return codec.storable(f"{speaker}: {text}" if speaker else text)[:_EMBEDDED_CHARACTERS]
 
 
-def _speaker(stored: StoredMessage) -> str:
-    return stored.meta.sent_from or stored.role.value
+def _passes(found: Found, partitions: Collection[str] | None, wanted: Mapping[str, Any] | None) -> bool:
+    if partitions is not None and found.partition not in partitions:
+        return False
+    return all(name in found.metadata and found.metadata[name] == value for name, value in (wanted or {}).items())

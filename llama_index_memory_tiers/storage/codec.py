@@ -13,7 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_tiers.copies import TEXT_FIELDS, PlainText, Source, plain_text
 from llama_index_memory_tiers.errors import InvalidMessageError
-from llama_index_memory_tiers.records import MessageMeta, aware
+from llama_index_memory_tiers.records import NOTHING, MessageMeta, aware
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -49,6 +49,17 @@ def to_json(data: Any) -> str:
     """Write JSON-like data; see `encode_message`."""
     written = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", written)
+
+
+def read_json(text: str) -> Mapping[str, Any]:
+    """Read a record's fields; a damaged one has none, as its message is still there."""
+    if text == "{}":
+        return NOTHING
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return NOTHING
+    return fields if isinstance(fields, dict) else NOTHING
 
 
 def decode_source(fields: Mapping[str, Any]) -> Source:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +22,7 @@ from llama_index_memory_tiers.records import (
     Record,
     Scope,
     StoredMessage,
+    nothing,
 )
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
@@ -72,11 +73,12 @@ def owner_key(scope: Scope, sid: int, *, per_session: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecalledMessage:
-    """A message that recall found, with what the index knows about it."""
+    """A message that recall found, with what the index and its record know about it."""
 
     record_id: str
     message: StoredMessage
     hit: Hit
+    data: Mapping[str, Any] = field(default_factory=nothing)
 
 
 class RecordStore:
@@ -122,7 +124,7 @@ class RecordStore:
         )
         self._messages = (
             select(
-                r.c.id, r.c.uid, m.c.sid, s.c.session_id,
+                r.c.id, r.c.uid, r.c.data.label("about"), m.c.sid, s.c.session_id,
                 m.c.seq, m.c.uid, m.c.status, m.c.tokens, m.c.counter, m.c.created_at, m.c.data, m.c.meta,
             )
             .select_from(r.join(m, and_(m.c.sid == r.c.sid, m.c.seq == r.c.seq)).join(s, s.c.sid == m.c.sid))
@@ -442,9 +444,9 @@ class RecordStore:
         """
         by_id = {hit.id: hit for hit in hits}
         rows = await self._of(self._messages, owner, list(by_id))
-        messages = decode_rows([row[4:] for row in rows], (row[2] for row in rows), (row[3] for row in rows))
+        messages = decode_rows([row[5:] for row in rows], (row[3] for row in rows), (row[4] for row in rows))
         found = {
-            row[0]: RecalledMessage(row[1], message, by_id[row[0]])
+            row[0]: RecalledMessage(row[1], message, by_id[row[0]], codec.read_json(row[2]))
             for row, message in zip(rows, messages, strict=True)
             if isinstance(message, StoredMessage)  # the log reports damaged rows
         }
@@ -477,14 +479,17 @@ class RecordStore:
 
     async def records_of(self, owner: str, hits: Sequence[Hit]) -> list[Record]:
         """The records that recall found, in the order of the hits; those no longer live are missing."""
-        ids = [hit.id for hit in hits]
-        rows = await self._of(self._whole, owner, ids)
+        found = await self.records_by_hit(owner, hits)
+        return [found[hit.id] for hit in hits if hit.id in found]
+
+    async def records_by_hit(self, owner: str, hits: Sequence[Hit]) -> dict[int, Record]:
+        """The same by the id of the hit, so that one knows whose score is whose."""
+        rows = await self._of(self._whole, owner, [hit.id for hit in hits])
 
         async def work(connection: AsyncConnection) -> dict[int, tuple[Place, ...]]:
             return await self._sources(connection, [row.id for row in rows])
 
-        found = _readable(rows, await self._database.read(work)) if rows else {}
-        return [found[number] for number in ids if number in found]
+        return _readable(rows, await self._database.read(work)) if rows else {}
 
     async def _of(self, query: Any, owner: str, values: Sequence[Any]) -> list[Any]:
         """Rows of a prepared query for these ids."""
@@ -532,6 +537,10 @@ class OwnerReader:
     async def records_of(self, hits: Sequence[Hit]) -> list[Record]:
         """Records behind candidates; see `RecordStore.records_of`."""
         return await self._store.records_of(self.owner, hits)
+
+    async def records_by_hit(self, hits: Sequence[Hit]) -> dict[int, Record]:
+        """Records behind candidates by the id of the hit; see `RecordStore.records_by_hit`."""
+        return await self._store.records_by_hit(self.owner, hits)
 
 
 def _row_of(record: NewRecord, owner: str, block: str, rev: int, now: int) -> dict[str, Any]:

@@ -55,7 +55,7 @@ async def talk(memory: TieredMemory, first: int, last: int) -> None:
 
 
 async def levels(memory: TieredMemory) -> list[tuple[int, str]]:
-    records = await (await memory.desk("ConversationSummary").reader()).records("summary")
+    records = await (await memory.desk("Summary").reader()).records("summary")
     return [(record.data["level"], record.text) for record in records]
 
 

@@ -1,0 +1,194 @@
+"""What a vector memory found, message or note, as it is shown and as it is handed out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from llama_index_memory_tiers.budget import Item
+from llama_index_memory_tiers.errors import ConfigurationError, InvalidMessageError
+from llama_index_memory_tiers.partitions import Partition, place
+from llama_index_memory_tiers.records import Place, Recollection, Record, StoredMessage
+from llama_index_memory_tiers.storage import Hit, OwnerReader, RecalledMessage
+from llama_index_memory_tiers.text import day_label, escape
+
+MESSAGE = "message"
+NOTE = "note"
+KINDS = frozenset({MESSAGE, NOTE})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something that recall found.
+
+    Args:
+        record_id: Of the record.
+        hit: What the index knows.
+        text: What was said or noted.
+        line: The same as it is shown.
+        said_at: When, in the speaker's zone.
+        seq: Position in its session, 0 for a note.
+        session_id: The session; '' for a note.
+        sources: The message that it shows.
+        partition: Name of its partition, or `None`.
+        metadata: See `Recollection`.
+    """
+
+    record_id: str
+    hit: Hit
+    text: str
+    line: str
+    said_at: datetime
+    seq: int
+    session_id: str
+    sources: frozenset[Place]
+    partition: str | None
+    metadata: Mapping[str, Any]
+
+    def item(self, line: str, rank: int) -> Item:
+        """Offer it for a context; `rank` is its worth where the index gave none."""
+        day = day_label(self.said_at)
+        return Item(
+            text=line,
+            score=self.hit.score or float(rank),
+            group=f"{self.session_id}/{day}",
+            header=f"<session date='{day}'>" if self.session_id else f"<notes date='{day}'>",
+            footer="</session>" if self.session_id else "</notes>",
+            order=(self.said_at.timestamp(), float(self.seq)),
+            sources=self.sources,
+            legs=self.hit.legs,
+            record_id=self.record_id,
+        )
+
+    def recollection(self) -> Recollection:
+        """Hand it out."""
+        similarity = self.hit.similarity
+        return Recollection(
+            id=self.record_id,
+            text=self.text,
+            score=self.hit.score,
+            distance=None if similarity is None else 1.0 - similarity,
+            said_at=self.said_at,
+            partition=self.partition,
+            metadata=dict(self.metadata),
+        )
+
+
+async def read_found(reader: OwnerReader, hits: Sequence[Hit]) -> list[Found]:
+    """Texts behind candidates, in their order; what is no longer there is missing."""
+    messages = await reader.messages_of([hit for hit in hits if hit.place is not None])
+    by_id = {message.hit.id: _message(message) for message in messages}
+    alone = [hit for hit in hits if hit.place is None]
+    if alone:
+        numbers = await reader.records_by_hit(alone)
+        by_id |= {hit.id: _note(numbers[hit.id], hit) for hit in alone if hit.id in numbers}
+    return [by_id[hit.id] for hit in hits if hit.id in by_id]
+
+
+def within_quotas(found: Iterable[Found], partitions: Sequence[Partition]) -> list[Found]:
+    """Of each partition as many as it may show, best first; partitions by priority.
+
+    Args:
+        found: Best first.
+        partitions: All of the block; none leaves everything as it is.
+    """
+    if not partitions:
+        return list(found)
+    taken = dict.fromkeys((partition.name for partition in partitions), 0)
+    kept: list[tuple[int, Found]] = []
+    for one in found:
+        partition = place(partitions, one.partition)
+        taken[partition.name] += 1
+        if partition.top_k is None or taken[partition.name] <= partition.top_k:
+            kept.append((partition.priority, one))
+    return [one for _, one in sorted(kept, key=lambda pair: pair[0])]
+
+
+def checked_note(content: object, metadata: object, partition: object, partitions: Sequence[Partition]) -> None:
+    """Refuse a note that says nothing, cannot be stored, or names no partition.
+
+    Raises:
+        InvalidMessageError: Its text or metadata.
+        ConfigurationError: Its partition.
+    """
+    if not isinstance(content, str) or not content.strip():
+        raise InvalidMessageError(
+            f"content={content!r:.100} was given.",
+            allowed="A note is a text with at least one visible character.",
+            remedy="Pass what is to be remembered; nothing was stored.",
+        )
+    try:
+        written = metadata is None or (isinstance(metadata, Mapping) and json.dumps(dict(metadata)) is not None)
+    except (TypeError, ValueError):
+        written = False
+    if not written:
+        raise InvalidMessageError(
+            f"metadata={metadata!r:.100} was given.",
+            allowed="It maps names to values that can be written as JSON.",
+            remedy="Convert its values to text or numbers; nothing was stored.",
+        )
+    names = [each.name for each in partitions]
+    if partition is not None and partition not in names:
+        raise ConfigurationError(
+            f"partition={partition!r:.100} was given.",
+            allowed=f"The block's partitions are: {', '.join(names) or 'none'}.",
+            remedy="Pass one of them, leave it out, or add it to the block's partitions=.",
+        )
+
+
+def speaker_of(stored: StoredMessage) -> str:
+    """Who said it: the name that is known, else the role."""
+    return stored.meta.sent_from or stored.role.value
+
+
+def message_line(stored: StoredMessage) -> str:
+    """One message as it is shown: by its speaker's name when that is known, else as LlamaIndex shows it."""
+    text = escape(stored.text.strip())
+    if stored.meta.sent_from:
+        return f"{escape(stored.meta.sent_from)}: {text}"
+    return f"<message role='{stored.role.value}'>{text}</message>"
+
+
+def note_line(text: str) -> str:
+    """A note as it is shown."""
+    return f"<note>{escape(text)}</note>"
+
+
+def _message(found: RecalledMessage) -> Found:
+    stored = found.message
+    known = {"sent_from": stored.meta.sent_from, "cause_by": stored.meta.cause_by}
+    return Found(
+        record_id=found.record_id,
+        hit=found.hit,
+        text=stored.text,
+        line=message_line(stored),
+        said_at=stored.created_at,
+        seq=stored.seq,
+        session_id=stored.session_id,
+        sources=frozenset({stored.place}),
+        partition=found.data.get("partition"),
+        metadata={
+            **stored.meta.extra,
+            "role": stored.role.value,
+            "session_id": stored.session_id,
+            **{name: value for name, value in known.items() if value},
+        },
+    )
+
+
+def _note(record: Record, hit: Hit) -> Found:
+    return Found(
+        record_id=record.id,
+        hit=hit,
+        text=record.text,
+        line=note_line(record.text),
+        said_at=record.said_at or record.created_at,
+        seq=0,
+        session_id="",
+        sources=frozenset(record.sources),
+        partition=record.data.get("partition"),
+        metadata=record.data.get("metadata", {}),
+    )
