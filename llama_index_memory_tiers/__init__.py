@@ -1,9 +1,13 @@
 """Long-term, tiered memory for LlamaIndex agents: durable, scoped, inside its token budget."""
 
 from llama_index_memory_tiers.blocks import (
+    Episode,
+    EpisodeStep,
+    EpisodicMemoryBlock,
     FactExtractionMemoryBlock,
     StaticMemoryBlock,
     TieredMemoryBlock,
+    ToolUse,
     VectorMemoryBlock,
 )
 from llama_index_memory_tiers.budget import TokenBudget
@@ -31,6 +35,9 @@ __all__ = [
     "ChatTurn",
     "ConfigurationError",
     "ContextReport",
+    "Episode",
+    "EpisodeStep",
+    "EpisodicMemoryBlock",
     "FactExtractionMemoryBlock",
     "FlushReport",
     "InvalidMessageError",
@@ -47,6 +54,7 @@ __all__ = [
     "TieredMemory",
     "TieredMemoryBlock",
     "TokenBudget",
+    "ToolUse",
     "VectorMemoryBlock",
     "evaluate_recall",
     "read_chat_file",

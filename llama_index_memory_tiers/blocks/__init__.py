@@ -10,16 +10,22 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers.blocks.absorbing import Consumer
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.episodes import Episode, EpisodeStep, ToolUse
+from llama_index_memory_tiers.blocks.episodic import EpisodicMemoryBlock
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
 from llama_index_memory_tiers.blocks.static import StaticMemoryBlock
 from llama_index_memory_tiers.blocks.vector import VectorMemoryBlock
 
 __all__ = [
+    "Episode",
+    "EpisodeStep",
+    "EpisodicMemoryBlock",
     "FactExtractionMemoryBlock",
     "Query",
     "StaticMemoryBlock",
     "TieredMemoryBlock",
+    "ToolUse",
     "VectorMemoryBlock",
     "consumers_of",
 ]
