@@ -9,6 +9,7 @@ from llama_index_memory_tiers.blocks import (
     TieredMemoryBlock,
     ToolUse,
     VectorMemoryBlock,
+    WorkingMemoryBlock,
 )
 from llama_index_memory_tiers.budget import TokenBudget
 from llama_index_memory_tiers.chats import Chat, ChatTurn, RecallQuestion, read_chat_file
@@ -56,6 +57,7 @@ __all__ = [
     "TokenBudget",
     "ToolUse",
     "VectorMemoryBlock",
+    "WorkingMemoryBlock",
     "evaluate_recall",
     "read_chat_file",
 ]

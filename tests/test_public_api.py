@@ -44,6 +44,7 @@ PUBLIC = [
     "TokenBudget",
     "ToolUse",
     "VectorMemoryBlock",
+    "WorkingMemoryBlock",
     "evaluate_recall",
     "read_chat_file",
 ]

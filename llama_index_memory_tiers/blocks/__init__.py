@@ -16,6 +16,7 @@ from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
 from llama_index_memory_tiers.blocks.static import StaticMemoryBlock
 from llama_index_memory_tiers.blocks.vector import VectorMemoryBlock
+from llama_index_memory_tiers.blocks.working import WorkingMemoryBlock
 
 __all__ = [
     "Episode",
@@ -27,6 +28,7 @@ __all__ = [
     "TieredMemoryBlock",
     "ToolUse",
     "VectorMemoryBlock",
+    "WorkingMemoryBlock",
     "consumers_of",
 ]
 
