@@ -29,6 +29,7 @@ PUBLIC = [
     "FactExtractionMemoryBlock",
     "FlushReport",
     "InvalidMessageError",
+    "JournalMemoryBlock",
     "MemoryTiersError",
     "RecallOutcome",
     "RecallQuestion",

@@ -14,6 +14,7 @@ from llama_index_memory_tiers.blocks.episodes import Episode, EpisodeStep, ToolU
 from llama_index_memory_tiers.blocks.episodic import EpisodicMemoryBlock
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
+from llama_index_memory_tiers.blocks.journal import JournalMemoryBlock
 from llama_index_memory_tiers.blocks.static import StaticMemoryBlock
 from llama_index_memory_tiers.blocks.vector import VectorMemoryBlock
 from llama_index_memory_tiers.blocks.working import WorkingMemoryBlock
@@ -23,6 +24,7 @@ __all__ = [
     "EpisodeStep",
     "EpisodicMemoryBlock",
     "FactExtractionMemoryBlock",
+    "JournalMemoryBlock",
     "Query",
     "StaticMemoryBlock",
     "TieredMemoryBlock",

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,15 @@ from llama_index.core.workflow import Event, StopEvent
 from workflows.errors import WorkflowCancelledByUser
 
 from llama_index_memory_tiers import ConfigurationError, EpisodicMemoryBlock, Storage, TieredMemory, ToolUse
-from llama_index_memory_tiers.blocks.episodes import Episode, EpisodeStep, from_record, is_chinese, judged, to_record
+from llama_index_memory_tiers.blocks.episodes import (
+    Episode,
+    EpisodeStep,
+    Outcome,
+    from_record,
+    is_chinese,
+    judged,
+    to_record,
+)
 from llama_index_memory_tiers.blocks.episodes_book import EpisodeBook
 from llama_index_memory_tiers.records import Record
 from llama_index_memory_tiers.testing import ScriptedFunctionCallingLLM, ScriptedLLM, ToolCall, WordLlamaEmbedding
@@ -64,7 +73,11 @@ async def context(memory: TieredMemory, asked: str) -> str:
     return "\n".join(message.content or "" for message in await memory.aget(input=asked))
 
 
-async def attempt(book: EpisodeBook, task: str, outcome: str, *lessons: str) -> Episode:
+def read_all(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
+async def attempt(book: EpisodeBook, task: str, outcome: Outcome, *lessons: str) -> Episode:
     episode = await book.start(task)
     return await episode.end(outcome, lessons=lessons)
 
@@ -123,11 +136,17 @@ async def test_a_frame_ends_as_success_or_as_failure_with_the_message_of_the_err
 
 async def test_what_was_said_inside_a_frame_has_precedence(storage: Storage) -> None:
     book = book_of(memory_of(storage))
-    with pytest.raises(RuntimeError):
+    started = []
+
+    async def work() -> None:
         async with book.episode("Bake bread") as episode:
+            started.append(episode.id)
             await episode.end("partial", lessons=["Use less salt."])
             raise RuntimeError("after the end")
-    found = await book.get(episode.id)
+
+    with pytest.raises(RuntimeError, match="after the end"):
+        await work()
+    found = await book.get(started[0])
     assert found is not None
     assert (found.outcome, found.lessons, found.error) == ("partial", ("Use less salt.",), None)
 
@@ -152,10 +171,14 @@ async def test_a_frame_that_is_cancelled_is_interrupted_and_stays_cancelled(stor
 async def test_the_error_of_the_code_is_raised_even_when_the_end_cannot_be_written(tmp_path: Path) -> None:
     storage = Storage(tmp_path / "gone.db")
     book = book_of(memory_of(storage))
-    with pytest.raises(ValueError, match="mine"):
+
+    async def work() -> None:
         async with book.episode("Bake bread"):
             await storage.aclose()
             raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        await work()
 
 
 async def test_steps_that_are_added_at_once_are_all_there(storage: Storage) -> None:
@@ -198,7 +221,7 @@ async def test_an_episode_that_has_ended_takes_neither_steps_nor_another_end_but
         (lambda book: book.history("done"), "outcome='done'"),
     ],
 )
-async def test_bad_input_is_refused_before_anything_is_stored(storage: Storage, call, named: str) -> None:
+async def test_bad_input_is_refused_before_anything_is_stored(storage: Storage, call: Any, named: str) -> None:
     book = book_of(memory_of(storage))
     with pytest.raises(ConfigurationError, match=named):
         await call(book)
@@ -221,7 +244,7 @@ async def test_secrets_stand_nowhere_in_an_episode(storage: Storage, tmp_path: P
     )  # fmt: skip
     await episode.end("failure", lessons=[f"password={secret} is wrong"], error=f"password={secret}")
     await storage.aclose()
-    assert secret.encode() not in b"".join(path.read_bytes() for path in tmp_path.glob("episodes.db*"))
+    assert secret.encode() not in read_all(tmp_path)
 
 
 # --- recall ---------------------------------------------------------------------------------------------------
@@ -455,9 +478,9 @@ def fetch(host: str) -> str:
     return f"page of {host}"
 
 
-def fetching(*steps: object) -> FunctionAgent:
+def fetching(*steps: Any) -> FunctionAgent:
     script = steps or (ToolCall("fetch", {"host": "a"}), ToolCall("fetch", {"host": "b"}), "Here is the page.")
-    return FunctionAgent(tools=[fetch, multiply], llm=ScriptedFunctionCallingLLM(list(script)))  # type: ignore[arg-type]
+    return FunctionAgent(tools=[fetch, multiply], llm=ScriptedFunctionCallingLLM(list(script)))
 
 
 def deeds(episode: Episode) -> list[tuple[str, str, bool]]:
@@ -646,7 +669,9 @@ async def test_a_storage_that_is_gone_does_not_disturb_the_run(tmp_path: Path) -
     outcome=st.sampled_from(["running", "success", "partial", "failure", "interrupted"]),
     cost=st.none() | st.floats(min_value=0, allow_nan=False, allow_infinity=False),
 )
-def test_an_episode_written_and_read_is_equal(task, actions, lessons, outcome, cost) -> None:
+def test_an_episode_written_and_read_is_equal(
+    task: str, actions: list[str], lessons: list[str], outcome: Outcome, cost: float | None
+) -> None:
     clock = Clock()
     steps = tuple(EpisodeStep(action, tool_calls=(ToolUse(action, result=task),), at=clock()) for action in actions)
     ended = None if outcome == "running" else clock()
