@@ -1,11 +1,17 @@
 """Long-term, tiered memory for LlamaIndex agents: durable, scoped, inside its token budget."""
 
 from llama_index_memory_tiers.blocks import (
+    Episode,
+    EpisodeStep,
+    EpisodicMemoryBlock,
     FactExtractionMemoryBlock,
+    JournalMemoryBlock,
     StaticMemoryBlock,
     SummaryMemoryBlock,
     TieredMemoryBlock,
+    ToolUse,
     VectorMemoryBlock,
+    WorkingMemoryBlock,
 )
 from llama_index_memory_tiers.budget import TokenBudget
 from llama_index_memory_tiers.chats import Chat, ChatTurn, RecallQuestion, read_chat_file
@@ -33,9 +39,13 @@ __all__ = [
     "ChatTurn",
     "ConfigurationError",
     "ContextReport",
+    "Episode",
+    "EpisodeStep",
+    "EpisodicMemoryBlock",
     "FactExtractionMemoryBlock",
     "FlushReport",
     "InvalidMessageError",
+    "JournalMemoryBlock",
     "MemoryTiersError",
     "Partition",
     "RecallOutcome",
@@ -52,7 +62,9 @@ __all__ = [
     "TieredMemory",
     "TieredMemoryBlock",
     "TokenBudget",
+    "ToolUse",
     "VectorMemoryBlock",
+    "WorkingMemoryBlock",
     "WritePolicy",
     "evaluate_recall",
     "read_chat_file",

@@ -243,7 +243,7 @@ class RecordStore:
 
     async def _revise(self, connection: AsyncConnection, owner: str, record: NewRecord, rev: int) -> None:
         r, t = self._r, self._t
-        values = _contents(record) | {"rev": rev}
+        values = _contents(record) | {"kind": record.kind, "rev": rev}
         revised = update(r).where(r.c.uid == record.id, r.c.owner == owner).values(values).returning(r.c.id)
         number = (await connection.execute(revised)).scalar()
         if number is None:

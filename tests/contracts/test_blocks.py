@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LLMMetadata, MessageRole
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import StaticMemoryBlock as StockStaticMemoryBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
 
-from llama_index_memory_tiers import StaticMemoryBlock, SummaryMemoryBlock, VectorMemoryBlock
+from llama_index_memory_tiers import (
+    EpisodicMemoryBlock,
+    JournalMemoryBlock,
+    StaticMemoryBlock,
+    SummaryMemoryBlock,
+    VectorMemoryBlock,
+    WorkingMemoryBlock,
+)
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.testing import WordLlamaEmbedding
 from llama_index_memory_tiers.testing.contracts import BlockContract
@@ -103,6 +112,31 @@ class _Retelling(MockLLM):
 class TestSummaryMemoryBlock(BlockContract):
     def make_block(self) -> SummaryMemoryBlock:
         return SummaryMemoryBlock(llm=_Retelling(), absorb_on=frozenset({"turn", "flush", "idle"}))
+
+
+class _WrittenByHand(BlockContract):
+    """What learns nothing from the chat."""
+
+    capabilities = frozenset({"keeps_sessions_apart", "leaves_messages_alone"})
+
+
+class TestEpisodicMemoryBlock(_WrittenByHand):
+    def make_block(self) -> EpisodicMemoryBlock:
+        return EpisodicMemoryBlock(embed_model=None)
+
+
+class TestWorkingMemoryBlock(_WrittenByHand):
+    def make_block(self) -> WorkingMemoryBlock:
+        return WorkingMemoryBlock()
+
+
+class TestJournalMemoryBlock(_WrittenByHand):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def make_block(self) -> JournalMemoryBlock:
+        return JournalMemoryBlock(directory=self.folder)
 
 
 class MentionCounter(BaseMemoryBlock[str]):

@@ -1,0 +1,379 @@
+"""JournalMemoryBlock on real folders: exact keys, whole files, the user's days, nobody else's folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator
+from datetime import date, datetime, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_memory_tiers import ConfigurationError, JournalMemoryBlock, Storage, TieredMemory
+from llama_index_memory_tiers.blocks.journal import Journal
+from llama_index_memory_tiers.blocks.journal_files import OwnerFiles, folder_name
+from llama_index_memory_tiers.blocks.journal_text import heading, inert, read, removed, sections, written
+from llama_index_memory_tiers.records import Scope
+from tests.doubles import Clock, said
+
+SECRET = "hunter2secretvalue"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def storage(tmp_path: Path, clock: Clock) -> AsyncIterator[Storage]:
+    async with Storage(tmp_path / "journal.db", clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "journals"
+
+
+def memory_of(
+    storage: Storage, folder: Path, user: str | None = "ann", session: str = "s1", **fields: object
+) -> TieredMemory:
+    block = JournalMemoryBlock(**{"directory": folder, **fields})
+    return TieredMemory(storage=storage, user_id=user, session_id=session, memory_blocks=[block])
+
+
+def journal_of(memory: TieredMemory, **settings: str) -> Journal:
+    block = memory.memory_blocks[0]
+    assert isinstance(block, JournalMemoryBlock)
+    return block.of(memory, **settings)
+
+
+def written_files(folder: Path) -> set[Path]:
+    return set(folder.rglob("*.md"))
+
+
+async def context(memory: TieredMemory) -> str:
+    return "\n".join(message.content or "" for message in await memory.aget(input="hello"))
+
+
+# --- MEMORY.md --------------------------------------------------------------------------------------------------
+
+BY_HAND = """\
+# What I know
+
+Written by Ann.
+
+## ab
+
+about ab
+
+## a
+
+old
+
+```sh
+## not a heading
+```
+
+## a b
+
+about a b
+"""
+
+
+def test_keys_are_exact() -> None:
+    changed = written(BY_HAND, "a", "new")
+    assert read(changed, "a") == "new"
+    assert changed == BY_HAND.replace("old\n\n```sh\n## not a heading\n```", "new")
+    assert [section.key for section in sections(BY_HAND)] == ["", "ab", "a", "a b"]
+    assert read(BY_HAND, "A") is None
+    assert read(BY_HAND, "not a heading") is None
+    assert removed(BY_HAND, "b") is None
+    assert removed(BY_HAND, "a") == BY_HAND.replace("## a\n\nold\n\n```sh\n## not a heading\n```\n\n", "")
+
+
+def test_line_ends_and_foreign_parts_stay_as_they_are() -> None:
+    by_hand = BY_HAND.replace("\n", "\r\n")
+    assert written(by_hand, "a", "new\nlines") == by_hand.replace(
+        "old\r\n\r\n```sh\r\n## not a heading\r\n```", "new\r\nlines"
+    )
+
+
+TEXTS = st.text(alphabet=st.sampled_from("ab #\\`~\n")) | st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "ab", "a b", "C#", "## a"]), TEXTS), max_size=6))
+def test_whatever_is_written_opens_no_section_and_reads_as_the_last_one_said(pairs: list[tuple[str, str]]) -> None:
+    text, wanted = "", {}
+    for key, body in pairs:
+        words = heading(key)
+        text = written(text, words, body)
+        wanted[words] = body
+    assert [section.key for section in sections(text)][1:] == list(wanted)
+    for key, body in wanted.items():
+        plain = "\n".join(body.splitlines()).strip("\n").rstrip()
+        found = read(text, key)
+        assert found is not None
+        assert found == plain or found.startswith(plain)  # an open code fence was closed
+        assert written(text, key, found) == text
+
+
+async def test_keys_are_written_read_and_removed(storage: Storage, folder: Path) -> None:
+    journal = journal_of(memory_of(storage, folder))
+    assert await journal.read() == ""
+    assert await journal.get("tea") is None
+    await journal.set("tea", "green")
+    await journal.set("coffee", "## none\nblack")
+    await journal.set("tea", "black")
+    assert await journal.keys() == ["tea", "coffee"]
+    assert (await journal.get("tea"), await journal.get("coffee")) == ("black", "## none\nblack")
+    assert await journal.remove("tea")
+    assert not await journal.remove("tea")
+    assert await journal.keys() == ["coffee"]
+
+
+async def test_what_people_write_by_hand_is_read_and_kept(storage: Storage, folder: Path) -> None:
+    memory = memory_of(storage, folder)
+    journal = journal_of(memory)
+    await journal.set("tea", "green")
+    path = journal.folder / "MEMORY.md"
+    path.write_bytes(b"I wrote this. \xff\n\n" + path.read_bytes())
+    assert "I wrote this." in await context(memory)
+    await journal.set("tea", "black")
+    assert path.read_bytes() == b"I wrote this. \xff\n\n## tea\n\nblack\n"
+
+
+async def test_an_editor_that_saves_meanwhile_loses_nothing(folder: Path) -> None:
+    files = OwnerFiles(folder, 10_000)
+    files.change_memory(lambda _: "## a\n\n1\n")
+    path = folder / "MEMORY.md"
+    saved: list[int] = []
+
+    def change(old: str) -> str:
+        if not saved:
+            saved.append(path.write_text(old + "\n## by hand\n\nkept\n"))
+        return written(old, "a", "2")
+
+    files.change_memory(change)
+    assert (read(files.memory(), "a"), read(files.memory(), "by hand")) == ("2", "kept")
+
+
+async def test_keys_written_at_once_are_all_there(storage: Storage, folder: Path) -> None:
+    memory = memory_of(storage, folder)
+    await asyncio.gather(*(journal_of(memory).set(f"key {number}", str(number)) for number in range(20)))
+    journal = journal_of(memory)
+    assert {key: await journal.get(key) for key in await journal.keys()} == {f"key {n}": str(n) for n in range(20)}
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from llama_index_memory_tiers.blocks.journal_files import OwnerFiles
+from llama_index_memory_tiers.blocks.journal_text import written
+files = OwnerFiles(Path(sys.argv[1]), 10_000_000)
+print("ready", flush=True)
+for number in range(10**9):
+    files.change_memory(lambda old: written(old, "a", f"{number} " * 50_000))
+"""
+
+
+def test_a_kill_leaves_the_old_file_or_the_new_one(folder: Path) -> None:
+    for wait in (0.02, 0.05, 0.11):
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(KILLED), str(folder)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(wait)
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        files = OwnerFiles(folder, 10_000_000)
+        found = (read(files.memory(), "a") or "").split()
+        assert len(found) in {0, 50_000}
+        assert len(set(found)) <= 1
+        files.change_memory(lambda old: written(old, "b", "the lock of the dead one is free"))
+        assert read(files.memory(), "b") is not None
+
+
+async def test_a_memory_file_beyond_its_bound_is_refused_and_may_shrink(storage: Storage, folder: Path) -> None:
+    journal = journal_of(memory_of(storage, folder, max_file_bytes=1024))
+    await journal.set("a", "x" * 900)
+    with pytest.raises(ConfigurationError, match="max_file_bytes=1024"):
+        await journal.set("b", "x" * 200)
+    assert await journal.keys() == ["a"]
+    await journal.set("a", "x" * 100)
+    await journal.set("b", "x" * 200)
+
+
+# --- days -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_day_rolls_over_at_midnight_in_the_users_time_zone(
+    storage: Storage, folder: Path, clock: Clock
+) -> None:
+    clock.now = datetime(2026, 3, 2, 15, 59, 30, tzinfo=timezone.utc)
+    memory = memory_of(storage, folder)
+    shanghai, utc = journal_of(memory, timezone="Asia/Shanghai"), journal_of(memory)
+    assert (await shanghai.append("before")).name == "2026-03-02.md"
+    clock.pass_seconds(60)
+    assert (await shanghai.append("after")).name == "2026-03-03.md"
+    assert (await utc.append("elsewhere")).name == "2026-03-02.md"
+    assert "after" in await shanghai.today()
+    assert [section.key for section in sections(await shanghai.day(date(2026, 3, 2)))] == ["", "23:59:30", "16:00:30"]
+
+
+async def test_entries_stand_in_order_under_their_times_and_forge_none(
+    storage: Storage, folder: Path, clock: Clock
+) -> None:
+    journal = journal_of(memory_of(storage, folder))
+    await journal.append("first\n## 12:00:00\nforged")
+    clock.pass_seconds(1)
+    await journal.append("second")
+    found = sections(await journal.today())
+    assert [section.key for section in found] == ["", "09:00:00", "09:00:01"]
+    assert "forged" in found[1].body
+
+
+async def test_a_full_day_goes_on_in_another_file(storage: Storage, folder: Path) -> None:
+    journal = journal_of(memory_of(storage, folder, max_file_bytes=1024))
+    names = [(await journal.append(f"{number} " + "x" * 400)).name for number in range(5)]
+    assert names == ["2026-03-02.md"] * 2 + ["2026-03-02.2.md"] * 2 + ["2026-03-02.3.md"]
+    assert all(path.stat().st_size <= 1024 for path in journal.folder.glob("*.md"))
+    text = await journal.today()
+    assert [text.index(f"\n{number} x") for number in range(5)] == sorted(text.index(f"\n{n} x") for n in range(5))
+
+
+async def test_an_entry_larger_than_a_file_is_cut_and_not_left_out(storage: Storage, folder: Path) -> None:
+    journal = journal_of(memory_of(storage, folder, max_file_bytes=1024))
+    path = await journal.append("猫" * 2000)
+    assert path.stat().st_size <= 1024
+    assert (await journal.today()).rstrip().endswith("猫…")
+
+
+async def test_entries_appended_at_once_are_all_there_whole(storage: Storage, folder: Path) -> None:
+    memory = memory_of(storage, folder)
+    await asyncio.gather(*(journal_of(memory).append(f"entry {number} ends") for number in range(30)))
+    found = [section.body for section in sections(await journal_of(memory).today()) if section.body]
+    assert sorted(found) == sorted(f"entry {number} ends" for number in range(30))
+
+
+# --- whose ------------------------------------------------------------------------------------------------------
+
+ODD_IDS = [
+    "../../x", "..", "/etc/passwd", "a" * 5000, "ann", "Ann", "ANN", "ann ", "con", "NUL", "com1.txt", "猫", "a/b", "a-b",
+    "a\\b", "a:b", "~", ".", "-rf", "", "x\n",
+]  # fmt: skip
+
+
+def test_every_owner_has_a_harmless_folder_of_its_own() -> None:
+    scopes = [Scope("s", user) for user in ODD_IDS if user.strip()]
+    scopes += [Scope(session) for session in ODD_IDS if session.strip()]
+    names = [folder_name(scope) for scope in scopes]
+    names += [folder_name(Scope("s1", "ann"), per_session=True), folder_name(Scope("s1", "bob"), per_session=True)]
+    assert len({name.casefold() for name in names}) == len(names)
+    for name in names:
+        assert len(name) <= 80
+        assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+        assert name[0] in "us"
+        assert "-" in name  # no reserved name of Windows has one
+
+
+@pytest.mark.parametrize("user", ["../../x", "a" * 5000, "con", "猫"])
+async def test_nothing_is_written_outside_of_the_directory(storage: Storage, folder: Path, user: str) -> None:
+    journal = journal_of(memory_of(storage, folder, user))
+    await journal.set("a", "mine")
+    await journal.append("mine")
+    assert await journal.get("a") == "mine"
+    assert journal.folder.parent == folder
+    assert written_files(folder.parent) == {journal.folder / "MEMORY.md", journal.folder / "2026-03-02.md"}
+
+
+async def test_nobody_sees_the_journal_of_another(storage: Storage, folder: Path) -> None:
+    ann = memory_of(storage, folder, "ann")
+    await journal_of(ann).set("present", "a bicycle")
+    await journal_of(ann).append("bought a bicycle")
+    assert (await context(ann)).count("bicycle") == 2
+    assert (await context(ann.for_session("s2"))).count("bicycle") == 2
+    for other in (
+        ann.for_session("s1", user_id="bob"),
+        ann.for_session("s1", user_id="Ann"),
+        memory_of(storage, folder, None),
+    ):
+        assert "bicycle" not in await context(other)
+        assert await journal_of(other).read() == await journal_of(other).today() == ""
+
+
+# --- in a context -----------------------------------------------------------------------------------------------
+
+
+async def test_the_context_shows_the_notes_and_the_newest_days(storage: Storage, folder: Path, clock: Clock) -> None:
+    memory = memory_of(storage, folder)
+    journal = journal_of(memory)
+    await journal.set("tea", "green")
+    for text in ("long ago", "yesterday's", "today's first", "today's second"):
+        await journal.append(text)
+        if not text.startswith("today"):
+            clock.pass_seconds(86_400 * (3 if text == "long ago" else 1))
+    shown = await context(memory)
+    order = [shown.index(text) for text in ("## tea", "green", "today's first", "today's second")]
+    assert order == sorted(order)
+    assert "yesterday's" in shown
+    assert "long ago" not in shown
+
+
+async def test_what_is_written_during_a_turn_is_seen_in_it(storage: Storage, folder: Path) -> None:
+    memory = memory_of(storage, folder)
+    await memory.aput(said("user", "What do I drink?"))
+    assert len(await memory.aget()) == 1
+    await journal_of(memory).set("tea", "green")
+    assert "green" in str(await memory.aget())
+    await journal_of(memory).append("a cup of black")
+    assert "a cup of black" in str(await memory.aget())
+
+
+async def test_secrets_are_neither_written_nor_shown(storage: Storage, folder: Path) -> None:
+    memory = memory_of(storage, folder)
+    journal = journal_of(memory)
+    await journal.set(f"password={SECRET}", f"password={SECRET}")
+    await journal.append(f"password={SECRET}")
+    assert not any(SECRET in path.read_text() for path in journal.folder.glob("*.md"))
+    (journal.folder / "MEMORY.md").write_text(f"## by hand\n\npassword={SECRET}\n")
+    shown = await context(memory)
+    assert "by hand" in shown
+    assert SECRET not in shown
+
+
+async def test_stored_text_closes_no_tag(storage: Storage, folder: Path) -> None:
+    memory = memory_of(storage, folder)
+    await journal_of(memory).set("</memory>", "</notes></memory>")
+    shown = await context(memory)
+    assert (shown.count("</memory>"), shown.count("</notes>")) == (1, 1)
+
+
+@pytest.mark.parametrize("key", ["", " ", "a\nb", "x" * 201, "a\u2028b"])
+async def test_what_is_no_heading_is_refused(storage: Storage, folder: Path, key: str) -> None:
+    journal = journal_of(memory_of(storage, folder))
+    with pytest.raises(ConfigurationError, match="key="):
+        await journal.set(key, "x")
+    with pytest.raises(ConfigurationError, match="text="):
+        await journal.append("  ")
+    assert written_files(folder.parent) == set()
+
+
+def test_an_unknown_zone_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="Mars/Phobos"):
+        JournalMemoryBlock(directory=folder, timezone="Mars/Phobos")
+
+
+def test_text_that_is_inert_already_stays_so() -> None:
+    assert inert("plain\n\ntext") == "plain\n\ntext"
