@@ -1,7 +1,9 @@
 """Long-term, tiered memory for LlamaIndex agents: durable, scoped, inside its token budget."""
 
 from llama_index_memory_tiers.blocks import (
+    Fact,
     FactExtractionMemoryBlock,
+    FactProposal,
     StaticMemoryBlock,
     TieredMemoryBlock,
     VectorMemoryBlock,
@@ -31,7 +33,9 @@ __all__ = [
     "ChatTurn",
     "ConfigurationError",
     "ContextReport",
+    "Fact",
     "FactExtractionMemoryBlock",
+    "FactProposal",
     "FlushReport",
     "InvalidMessageError",
     "MemoryTiersError",

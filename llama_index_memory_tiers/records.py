@@ -209,6 +209,19 @@ class NewRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Amendment:
+    """What changes about a record whose text stays as it is.
+
+    Args:
+        data: Fields of its kind from now on.
+        expires_at: When it stops being recalled from now on.
+    """
+
+    data: Mapping[str, Any]
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """What a merge decided; the storage writes it in the transaction that moves the cursor.
 
@@ -219,6 +232,7 @@ class Changes:
         supersede: Old id → id of the record that replaces it.
         archive: Ids to put aside.
         restore: Ids to take back from where `archive` put them.
+        amend: Id → what changes about it; its text and what it is found by stay.
     """
 
     add: tuple[NewRecord, ...] = ()
@@ -226,6 +240,7 @@ class Changes:
     supersede: Mapping[str, str] = field(default_factory=nothing)
     archive: tuple[str, ...] = ()
     restore: tuple[str, ...] = ()
+    amend: Mapping[str, Amendment] = field(default_factory=nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +250,12 @@ class Reads:
     Args:
         kinds: All live records of these kinds that the block wrote.
         ids: These, whatever became of them.
+        past: Of those kinds also what is no longer live.
     """
 
     kinds: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
+    past: bool = False
 
 
 @dataclass(frozen=True, slots=True)
