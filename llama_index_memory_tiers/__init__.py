@@ -1,5 +1,6 @@
 """Long-term, tiered memory for LlamaIndex agents: durable, scoped, inside its token budget."""
 
+from llama_index_memory_tiers.attribution import attributed
 from llama_index_memory_tiers.blocks import (
     Fact,
     FactExtractionMemoryBlock,
@@ -8,6 +9,7 @@ from llama_index_memory_tiers.blocks import (
     TieredMemoryBlock,
     VectorMemoryBlock,
 )
+from llama_index_memory_tiers.board import MessageBoard
 from llama_index_memory_tiers.budget import TokenBudget
 from llama_index_memory_tiers.chats import Chat, ChatTurn, RecallQuestion, read_chat_file
 from llama_index_memory_tiers.errors import (
@@ -24,6 +26,7 @@ from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
+from llama_index_memory_tiers.views import MemoryView
 
 __version__ = "0.1.0"
 
@@ -39,6 +42,8 @@ __all__ = [
     "FlushReport",
     "InvalidMessageError",
     "MemoryTiersError",
+    "MemoryView",
+    "MessageBoard",
     "RecallOutcome",
     "RecallQuestion",
     "RecallReport",
@@ -52,6 +57,7 @@ __all__ = [
     "TieredMemoryBlock",
     "TokenBudget",
     "VectorMemoryBlock",
+    "attributed",
     "evaluate_recall",
     "read_chat_file",
 ]

@@ -69,6 +69,22 @@ class Scope:
                 )
 
 
+Cause = str | type
+"""What made a message: the class of an action, or a name."""
+
+
+def cause_name(cause: Cause) -> str:
+    """The name under which a cause is stored.
+
+    Args:
+        cause: A class, or a name as it is.
+
+    Returns:
+        `module.Class` for a class.
+    """
+    return f"{cause.__module__}.{cause.__qualname__}" if isinstance(cause, type) else cause
+
+
 @dataclass(frozen=True, slots=True)
 class MessageMeta:
     """What an application knows about a message, kept beside it and never in it.

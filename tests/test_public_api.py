@@ -29,6 +29,8 @@ PUBLIC = [
     "FlushReport",
     "InvalidMessageError",
     "MemoryTiersError",
+    "MemoryView",
+    "MessageBoard",
     "RecallOutcome",
     "RecallQuestion",
     "RecallReport",
@@ -42,6 +44,7 @@ PUBLIC = [
     "TieredMemoryBlock",
     "TokenBudget",
     "VectorMemoryBlock",
+    "attributed",
     "evaluate_recall",
     "read_chat_file",
 ]

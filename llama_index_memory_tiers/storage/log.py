@@ -205,12 +205,10 @@ class MessageLog:
         locked = (await connection.execute(self._bump, values)).first()
         m = self._m
         known: set[tuple[str, str | None]] = set()
-        for part in chunks([entry.hash for entry in entries]) if locked is not None else ():
-            rows = await connection.execute(
-                select(m.c.hash, m.c.meta).where(
-                    m.c.sid == locked.sid, m.c.status.in_((ACTIVE, ARCHIVED)), m.c.hash.in_(part)
-                )
-            )
+        sid = None if locked is None else locked.sid
+        for part in chunks([entry.hash for entry in entries]):
+            which = and_(m.c.sid == sid, m.c.status.in_((ACTIVE, ARCHIVED)), m.c.hash.in_(part))
+            rows = await connection.execute(select(m.c.hash, m.c.meta).where(which))
             known.update((row.hash, row.meta) for row in rows)
         fresh = []
         for entry in entries:
@@ -417,12 +415,12 @@ class MessageLog:
 
         async def work(connection: AsyncConnection) -> tuple[int, list[Any]]:
             locked = (await connection.execute(self._find.with_for_update(), {"u": user_id, "s": session_id})).first()
+            if locked is None:
+                return 0, []
             rows: list[Any] = []
-            for part in chunks(uids) if locked is not None else ():
+            for part in chunks(uids):
                 query = select(*self._columns).where(m.c.sid == locked.sid, m.c.uid.in_(part), m.c.status != GONE)
                 rows += (await connection.execute(query)).all()
-            if locked is None or not rows:
-                return 0, []
             kinds = (ACTIVE, ARCHIVED, CLEARED)
             await self._set_status(connection, locked.sid, [row.seq for row in rows], GONE, only=kinds)
             return locked.sid, sorted(rows, key=lambda row: row.seq)
