@@ -1,10 +1,13 @@
 """Long-term, tiered memory for LlamaIndex agents: durable, scoped, inside its token budget."""
 
+from llama_index_memory_tiers.attribution import attributed
 from llama_index_memory_tiers.blocks import (
     Episode,
     EpisodeStep,
     EpisodicMemoryBlock,
+    Fact,
     FactExtractionMemoryBlock,
+    FactProposal,
     JournalMemoryBlock,
     StaticMemoryBlock,
     SummaryMemoryBlock,
@@ -13,6 +16,7 @@ from llama_index_memory_tiers.blocks import (
     VectorMemoryBlock,
     WorkingMemoryBlock,
 )
+from llama_index_memory_tiers.board import MessageBoard
 from llama_index_memory_tiers.budget import TokenBudget
 from llama_index_memory_tiers.chats import Chat, ChatTurn, RecallQuestion, read_chat_file
 from llama_index_memory_tiers.errors import (
@@ -30,6 +34,7 @@ from llama_index_memory_tiers.records import Recollection, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
+from llama_index_memory_tiers.views import MemoryView
 
 __version__ = "0.1.0"
 
@@ -42,11 +47,15 @@ __all__ = [
     "Episode",
     "EpisodeStep",
     "EpisodicMemoryBlock",
+    "Fact",
     "FactExtractionMemoryBlock",
+    "FactProposal",
     "FlushReport",
     "InvalidMessageError",
     "JournalMemoryBlock",
     "MemoryTiersError",
+    "MemoryView",
+    "MessageBoard",
     "Partition",
     "RecallOutcome",
     "RecallQuestion",
@@ -66,6 +75,7 @@ __all__ = [
     "VectorMemoryBlock",
     "WorkingMemoryBlock",
     "WritePolicy",
+    "attributed",
     "evaluate_recall",
     "read_chat_file",
 ]

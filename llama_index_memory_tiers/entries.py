@@ -13,7 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.copies import clone
 from llama_index_memory_tiers.errors import InvalidMessageError
-from llama_index_memory_tiers.records import MessageMeta, aware
+from llama_index_memory_tiers.records import Cause, MessageMeta, aware, cause_name
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.rendering import strip_recalled
 from llama_index_memory_tiers.storage import Entry, Storage, codec
@@ -70,7 +70,7 @@ class EntryMaker:
         created_at: datetime | None = None,
         sent_from: str = "",
         send_to: Sequence[str] = (),
-        cause_by: str = "",
+        cause_by: Cause = "",
     ) -> About:
         """Check what was told about messages.
 
@@ -78,7 +78,7 @@ class EntryMaker:
             created_at: When they were said; naive means UTC; default now.
             sent_from: Who spoke.
             send_to: Whom they address; one name or several.
-            cause_by: What made them.
+            cause_by: What made them: a name, or the class of an action.
 
         Returns:
             The checked metadata.
@@ -88,7 +88,8 @@ class EntryMaker:
         """
         if created_at is not None and not isinstance(created_at, datetime):
             raise _wrong("created_at", created_at, "a datetime; a naive one means UTC")
-        for name, value in (("sent_from", sent_from), ("cause_by", cause_by)):
+        cause = cause_name(cause_by)
+        for name, value in (("sent_from", sent_from), ("cause_by", cause)):
             if not isinstance(value, str):
                 raise _wrong(name, value, "text")
         to = (send_to,) if isinstance(send_to, str) else _several(send_to)
@@ -99,7 +100,7 @@ class EntryMaker:
         meta = MessageMeta(
             sent_from=sent_from,
             send_to=tuple(name for name in to if name),
-            cause_by=cause_by,
+            cause_by=cause,
             utc_offset_seconds=int(offset.total_seconds()) if offset is not None else 0,
         )
         return About(codec.to_microseconds(moment), codec.encode_meta(meta))

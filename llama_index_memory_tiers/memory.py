@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from llama_index_memory_tiers.arguments import (
 )
 from llama_index_memory_tiers.blocks import TieredMemoryBlock, VectorMemoryBlock, consumers_of
 from llama_index_memory_tiers.blocks.desk import Desk
+from llama_index_memory_tiers.board import Duplicates, MessageBoard
 from llama_index_memory_tiers.budget import RESULT_ROLES, TokenBudget, TokenCounter, plan_flush, window_row
 from llama_index_memory_tiers.context import ContextBuilder, Request, Settings, make_request
 from llama_index_memory_tiers.delivery import Delivery, Key
@@ -40,11 +41,12 @@ from llama_index_memory_tiers.entries import EntryMaker, Prepared
 from llama_index_memory_tiers.errors import ConfigurationError, StorageError
 from llama_index_memory_tiers.events import ContextReport, FlushReport, MessagesPut, WindowFlushed, emit
 from llama_index_memory_tiers.portal import portal
-from llama_index_memory_tiers.records import Recollection, Scope, StoredMessage
+from llama_index_memory_tiers.records import Cause, Recollection, Scope, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import DeadLetter, Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 from llama_index_memory_tiers.storage.database import lacks_password
+from llama_index_memory_tiers.views import MemoryView
 from llama_index_memory_tiers.windows import LogWindow, SessionWindow, StoreWindow
 
 _logger = logging.getLogger(__name__)
@@ -315,6 +317,59 @@ class TieredMemory(Memory):
             per_session=ours[block].per_session,
         )
 
+    def board(self, *, deduplicate: Duplicates = "id") -> MessageBoard:
+        """This session's messages, to be looked up by cause, by role and by content, added and deleted.
+
+        Args:
+            deduplicate: What it refuses to add twice: the same `id` (default), or the same `content`.
+
+        Returns:
+            The board; keep it, as its index is read once.
+
+        Raises:
+            ConfigurationError: The window is kept in a chat store of your own, which knows no metadata.
+        """
+        if self._shared.store is not None:
+            raise ConfigurationError(
+                f"chat_store={type(self._shared.store).__name__} keeps this memory's window.",
+                allowed="Causes and addresses of messages are kept in our own log only.",
+                remedy="Leave chat_store out.",
+            )
+
+        async def put(messages: list[ChatMessage], uids: list[str], *, distinct: bool = False, **about: Any) -> int:
+            return await self._put(messages, uids, self._shared.entries.describe(**about), distinct=distinct)
+
+        redacted = self._shared.entries.redacted
+        return MessageBoard(self.storage, self.scope, put=put, redacted=redacted, deduplicate=deduplicate)
+
+    def view(
+        self,
+        name: str,
+        *,
+        watch: Cause | Iterable[Cause] = (),
+        observe_all: bool = False,
+        remember: bool = True,
+    ) -> MemoryView:
+        """What one of several roles sees of this session.
+
+        Args:
+            name: Of the role; messages are addressed to it by this name.
+            watch: Causes, classes or names, whose messages concern the role.
+            observe_all: Keep in its history also what reaches it without concerning it.
+            remember: Keep a history at all; without one the view only filters.
+
+        Returns:
+            The view.
+        """
+        return MemoryView(
+            self.board(),
+            name,
+            watch=watch,
+            observe_all=observe_all,
+            remember=remember,
+            claim_seconds=self.claim_seconds,
+        )
+
     def to_handle(self) -> dict[str, Any]:
         """Describe this memory as plain JSON data, for a context that is stored and taken up again.
 
@@ -404,7 +459,7 @@ class TieredMemory(Memory):
         created_at: datetime | None = None,
         sent_from: str = "",
         send_to: Sequence[str] = (),
-        cause_by: str = "",
+        cause_by: Cause = "",
         uid: str | None = None,
     ) -> None:
         """Store a message; when this returns it is durable, whatever blocks or models do.
@@ -414,7 +469,7 @@ class TieredMemory(Memory):
             created_at: When it was said; naive means UTC; default now.
             sent_from: Who spoke.
             send_to: Whom it addresses.
-            cause_by: What made it.
+            cause_by: What made it: a name, or the class of an action.
             uid: Your own id: repeating a put with it stores nothing twice.
 
         Raises:
@@ -430,7 +485,7 @@ class TieredMemory(Memory):
         created_at: datetime | None = None,
         sent_from: str = "",
         send_to: Sequence[str] = (),
-        cause_by: str = "",
+        cause_by: Cause = "",
         uids: Sequence[str | None] | None = None,
     ) -> None:
         """Store messages in one transaction, all or none; an empty list changes nothing.
@@ -440,18 +495,27 @@ class TieredMemory(Memory):
         made = self._shared.entries.describe(created_at, sent_from, send_to, cause_by)
         await self._put(messages, uids, made)
 
-    async def _put(self, messages: Sequence[ChatMessage], uids: Sequence[str | None] | None, made: Any) -> None:
+    async def _put(
+        self,
+        messages: Sequence[ChatMessage],
+        uids: Sequence[str | None] | None,
+        made: Any,
+        *,
+        distinct: bool = False,
+    ) -> int:
+        """Store messages, and see to what follows from that; returns how many were new."""
         prepared = await self._shared.entries.make(messages, uids, made)
         if not prepared.entries:
-            return
+            return 0
         await self._shared.delivery.catch_up(self._key)
         await self._shared.delivery.attach(self._key)
-        result = await self._window.append(prepared.entries, self._shared.delivery.keys)
+        result = await self._window.append(prepared.entries, self._shared.delivery.keys, distinct=distinct)
         self._remember_raw(prepared.raw, new_turn=prepared.new_turn)
         if not self._shared.stuck.get(self._key, True) and any(e.role not in RESULT_ROLES for e in prepared.entries):
             del self._shared.stuck[self._key]
         emit(MessagesPut(session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens))
         await self._after_write(result.active_tokens)
+        return result.stored
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Make the window hold these messages: what matches keeps its place, what is dropped is archived.

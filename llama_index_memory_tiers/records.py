@@ -69,6 +69,22 @@ class Scope:
                 )
 
 
+Cause = str | type
+"""What made a message: the class of an action, or a name."""
+
+
+def cause_name(cause: Cause) -> str:
+    """The name under which a cause is stored.
+
+    Args:
+        cause: A class, or a name as it is.
+
+    Returns:
+        `module.Class` for a class.
+    """
+    return f"{cause.__module__}.{cause.__qualname__}" if isinstance(cause, type) else cause
+
+
 @dataclass(frozen=True, slots=True)
 class MessageMeta:
     """What an application knows about a message, kept beside it and never in it.
@@ -232,6 +248,19 @@ class NewRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Amendment:
+    """What changes about a record whose text stays as it is.
+
+    Args:
+        data: Fields of its kind from now on.
+        expires_at: When it stops being recalled from now on.
+    """
+
+    data: Mapping[str, Any]
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """What a merge decided; the storage writes it in the transaction that moves the cursor.
 
@@ -242,6 +271,7 @@ class Changes:
         supersede: Old id → id of the record that replaces it.
         archive: Ids to put aside.
         restore: Ids to take back from where `archive` put them.
+        amend: Id → what changes about it; its text and what it is found by stay.
     """
 
     add: tuple[NewRecord, ...] = ()
@@ -249,6 +279,7 @@ class Changes:
     supersede: Mapping[str, str] = field(default_factory=nothing)
     archive: tuple[str, ...] = ()
     restore: tuple[str, ...] = ()
+    amend: Mapping[str, Amendment] = field(default_factory=nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +289,12 @@ class Reads:
     Args:
         kinds: All live records of these kinds that the block wrote.
         ids: These, whatever became of them.
+        past: Of those kinds also what is no longer live.
     """
 
     kinds: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
+    past: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -385,10 +385,24 @@ def _number(text: str) -> int:
 
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _MONTH_NUMBER = {name.casefold()[:3]: i for i, name in enumerate(_MONTHS, 1)}
-_STEP = {"last": -1, "past": -1, "previous": -1, "this": 0, "next": 1, "上": -1, "这": 0, "本": 0, "下": 1}
+_STEP = {
+    "last": -1,
+    "past": -1,
+    "previous": -1,
+    "this": 0,
+    "next": 1,
+    "上上": -2,
+    "下下": 2,
+    "上": -1,
+    "这": 0,
+    "本": 0,
+    "下": 1,
+}
 _SHIFT_DAYS = {
     "today": 0, "tonight": 0, "yesterday": -1, "tomorrow": 1, "the day before yesterday": -2,
+    "this morning": 0, "this afternoon": 0, "this evening": 0, "last night": -1, "the day after tomorrow": 2,
     "今天": 0, "今晚": 0, "昨天": -1, "昨晚": -1, "前天": -2, "大前天": -3, "明天": 1, "后天": 2,
+    "今日": 0, "今早": 0, "昨日": -1, "前晚": -2, "明日": 1, "明早": 1, "明晚": 1, "大后天": 3,
 }  # fmt: skip
 _SHIFT_YEARS = {"去年": -1, "今年": 0, "明年": 1, "前年": -2}
 
@@ -455,20 +469,32 @@ def _read_weekday(match: re.Match[str], now: datetime) -> DateHint | None:
 
 
 def _read_ago(match: re.Match[str], now: datetime) -> DateHint | None:
-    count, unit = _number(match["n"]), match["unit"].casefold()
+    return _shifted(now, -_number(match["n"]), match["unit"].casefold())
+
+
+def _read_ahead(match: re.Match[str], now: datetime) -> DateHint | None:
+    return _shifted(now, _number(match["n"]), match["unit"].casefold())
+
+
+def _shifted(now: datetime, count: int, unit: str) -> DateHint | None:
+    """So many days, weeks, months or years before (negative) or after now."""
     if unit in {"day", "天", "日"}:
-        return _day(now, -count)
+        return _day(now, count)
     if unit in {"week", "周", "星期", "礼拜"}:
-        return _days(now, -now.weekday() - 7 * count, 7)
+        return _days(now, -now.weekday() + 7 * count, 7)
     if unit in {"month", "月"}:
-        return _month(now, -count)
-    return _calendar(now, now.year - count, None, None)
+        return _month(now, count)
+    return _calendar(now, now.year + count, None, None)
 
 
 def _read_named(match: re.Match[str], now: datetime) -> DateHint | None:
     return _day(now, _SHIFT_DAYS[match[0].casefold()])
 
 
+_NAMED_DAYS = (
+    r"\bthe day (?:before yesterday|after tomorrow)\b|\bthis (?:morning|afternoon|evening)\b"
+    r"|\blast night\b|\b(?:today|tonight|yesterday|tomorrow)\b"
+)
 _Reader = Callable[[re.Match[str], datetime], "DateHint | None"]
 # In order: what was read once is not read again by a later, shorter rule.
 _RULES: tuple[tuple[re.Pattern[str], _Reader], ...] = tuple(
@@ -481,16 +507,70 @@ _RULES: tuple[tuple[re.Pattern[str], _Reader], ...] = tuple(
         (rf"{_ZY}(?:(?P<month>{_ZN})月(?:份|(?:的)?(?P<day>{_ZN})[日号])?)?", _read_parts),
         (rf"(?<![个\d])(?P<month>{_ZN})月(?:份|(?P<day>{_ZN})[日号]|(?!前|后))", _read_parts),
         (r"\b(?P<step>last|past|previous|this|next) (?P<unit>weekend|week|month|year|\w+day)\b", _read_step),
-        (r"(?P<step>[上这本下])个?(?P<unit>周末|(?:周|星期|礼拜)[一二三四五六日天]|周|星期|礼拜|月)", _read_step),
+        (
+            r"(?P<step>上上|下下|[上这本下])个?(?P<unit>周末|(?:周|星期|礼拜)[一二三四五六日天]|周|星期|礼拜|月)",
+            _read_step,
+        ),
         (rf"\b{_N} (?P<unit>day|week|month|year)s? ago\b", _read_ago),
         (r"(?P<n>\d{1,4}|[一二两三四五六七八九十几]{1,3})个?(?P<unit>天|日|周|星期|礼拜|月|年)(?:之|以)?前", _read_ago),
-        (r"\bthe day before yesterday\b|\b(?:today|tonight|yesterday|tomorrow)\b", _read_named),
-        (r"大前天|前天|昨天|昨晚|今天|今晚|明天|后天", _read_named),
+        (rf"\bin {_N} (?P<unit>day|week|month|year)s?\b(?! of)", _read_ahead),
+        (
+            r"(?P<n>\d{1,4}|[一二两三四五六七八九十几]{1,3})个?(?P<unit>天|日|周|星期|礼拜|月|年)(?:之|以)?后",
+            _read_ahead,
+        ),
+        (_NAMED_DAYS, _read_named),
+        (r"大前天|大后天|[前昨今明][天晚]|[昨今明]日|[今明]早|后天", _read_named),
         (rf"(?P<lead>\b(?:in|last|this|next|since|by|during|of|early|late|mid|until|from) )?\b{_M}", _read_may),
         (rf"\bon (?P<unit>{'|'.join(_WEEKDAYS)})\b", _read_weekday),
         (rf"(?<![\w.,-]){_Y}(?![\w-]|[.,]\d)", _read_parts),
     )
 )
+
+
+_RELATIVE = frozenset({_read_step, _read_weekday, _read_ago, _read_ahead, _read_named})
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDate:
+    """A date in a text.
+
+    Args:
+        start: Where its words begin.
+        end: Where they end.
+        hint: What they mean.
+        relative: Whether that depends on the day on which they were said.
+    """
+
+    start: int
+    end: int
+    hint: DateHint
+    relative: bool
+
+
+def find_dates(text: str, now: datetime) -> list[FoundDate]:
+    """Dates in a text with their places, in its order.
+
+    Args:
+        text: Best normalised by NFKC; its first 20 000 characters are read.
+        now: When it was said, aware.
+
+    Returns:
+        The dates; impossible ones are left out.
+    """
+    left = text[:MAX_DATED_CHARS]
+    found: list[FoundDate] = []
+    for pattern, reader in _RULES:
+        for match in list(pattern.finditer(left)):
+            try:
+                hint = reader(match, now)
+            except (ValueError, OverflowError):
+                hint = None
+            if hint is None:
+                continue
+            relative = reader in _RELATIVE or bool(match.groupdict().get("rel"))
+            found.append(FoundDate(match.start(), match.end(), hint, relative))
+            left = left[: match.start()] + "\x00" * len(match[0]) + left[match.end() :]
+    return sorted(found, key=lambda one: one.start)
 
 
 def read_dates(text: str, now: datetime) -> tuple[DateHint, ...]:
@@ -503,17 +583,5 @@ def read_dates(text: str, now: datetime) -> tuple[DateHint, ...]:
     Returns:
         Hints in the order of the text, each time once; impossible dates are left out.
     """
-    now = aware(now)
-    left = unicodedata.normalize("NFKC", text[:MAX_DATED_CHARS])
-    found: list[tuple[int, DateHint]] = []
-    for pattern, reader in _RULES:
-        for match in list(pattern.finditer(left)):
-            try:
-                hint = reader(match, now)
-            except (ValueError, OverflowError):
-                hint = None
-            if hint is None:
-                continue
-            found.append((match.start(), hint))
-            left = left[: match.start()] + "\x00" * len(match[0]) + left[match.end() :]
-    return tuple(dict.fromkeys(hint for _, hint in sorted(found, key=lambda pair: pair[0])))
+    found = find_dates(unicodedata.normalize("NFKC", text[:MAX_DATED_CHARS]), aware(now))
+    return tuple(dict.fromkeys(one.hint for one in found))

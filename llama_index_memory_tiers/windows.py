@@ -36,8 +36,8 @@ class SessionWindow(Protocol):
     async def read(self) -> Window:
         """The active messages, shared: copy before handing out."""
 
-    async def append(self, entries: Sequence[Entry], consumers: Sequence[str]) -> Appended:
-        """Store messages at the end."""
+    async def append(self, entries: Sequence[Entry], consumers: Sequence[str], *, distinct: bool = False) -> Appended:
+        """Store messages at the end; with `distinct`, only those with new content or metadata."""
 
     async def replace(self, entries: Sequence[Entry], consumers: Sequence[str], room_tokens: int) -> Appended:
         """Make the window hold these messages."""
@@ -80,10 +80,10 @@ class LogWindow:
         await self._storage.log.recount(window.sid, counts, name)
         return await self._storage.log.window(self._user, self._session)
 
-    async def append(self, entries: Sequence[Entry], consumers: Sequence[str]) -> Appended:
+    async def append(self, entries: Sequence[Entry], consumers: Sequence[str], *, distinct: bool = False) -> Appended:
         """See `SessionWindow`."""
         result = await self._storage.log.append(
-            self._user, self._session, entries, now=self._storage.now(), consumers=consumers
+            self._user, self._session, entries, now=self._storage.now(), consumers=consumers, distinct=distinct
         )
         return Appended(result.stored, result.active_tokens)
 
@@ -147,7 +147,13 @@ class StoreWindow:
         log = await self._log.read()
         return replace(log, messages=messages, counters=(self._counter.name,) * len(messages))
 
-    async def append(self, entries: Sequence[Entry], consumers: Sequence[str]) -> Appended:
+    async def append(
+        self,
+        entries: Sequence[Entry],
+        consumers: Sequence[str],
+        *,
+        distinct: bool = False,  # noqa: ARG002  # a chat store cannot tell; `TieredMemory.board` refuses it
+    ) -> Appended:
         """See `SessionWindow`."""
         self._consumers = tuple(consumers)
         messages = [codec.decode_message(entry.data) for entry in entries]

@@ -12,6 +12,8 @@ from llama_index_memory_tiers.blocks.absorbing import Consumer
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.episodes import Episode, EpisodeStep, ToolUse
 from llama_index_memory_tiers.blocks.episodic import EpisodicMemoryBlock
+from llama_index_memory_tiers.blocks.fact_desk import Fact
+from llama_index_memory_tiers.blocks.fact_proposals import FactProposal
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
 from llama_index_memory_tiers.blocks.journal import JournalMemoryBlock
@@ -24,7 +26,9 @@ __all__ = [
     "Episode",
     "EpisodeStep",
     "EpisodicMemoryBlock",
+    "Fact",
     "FactExtractionMemoryBlock",
+    "FactProposal",
     "JournalMemoryBlock",
     "Query",
     "StaticMemoryBlock",

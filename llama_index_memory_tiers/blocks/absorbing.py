@@ -332,7 +332,7 @@ async def _attempt(
 ) -> Step:
     reader = OwnerReader(storage.records, batch.owner, consumer.key)
     try:
-        async with _kept_alive(storage, consumer, batch.sid, me, claim_seconds):
+        async with kept_alive(storage, consumer.key, batch.sid, me, claim_seconds):
             draft = await _prepare(consumer, batch, reader, counter)
         changes = await _commit(
             storage,
@@ -410,10 +410,16 @@ async def _failed(storage: Storage, consumer: Consumer, batch: Batch, me: str, e
 
 
 @contextlib.asynccontextmanager
-async def _kept_alive(
-    storage: Storage, consumer: Consumer, sid: int, me: str, claim_seconds: float
-) -> AsyncIterator[None]:
-    """Renew the claim while a slow `prepare` runs."""
+async def kept_alive(storage: Storage, key: str, sid: int, me: str, claim_seconds: float) -> AsyncIterator[None]:
+    """Renew a claim while what it is for takes its time.
+
+    Args:
+        storage: Where.
+        key: Of the consumer.
+        sid: Private row of the session.
+        me: Name of the attempt that claimed.
+        claim_seconds: For how long a claim holds.
+    """
 
     async def renew() -> None:
         while True:
@@ -421,7 +427,7 @@ async def _kept_alive(
             until = storage.now() + int(claim_seconds * _SECOND)
             # The next one may succeed; if none does, the fence sees to it.
             with contextlib.suppress(StorageError):
-                await storage.cursors.renew(sid, consumer.key, me, until=until)
+                await storage.cursors.renew(sid, key, me, until=until)
 
     renewing = asyncio.get_running_loop().create_task(renew())
     try:

@@ -213,6 +213,14 @@ class CursorStore:
         values = {"b_sid": sid, "b_consumer": consumer, "b_me": me, "b_lo": lo, "b_hi": hi}
         return (await connection.execute(self._fence, values)).rowcount == 1
 
+    async def advance(self, sid: int, consumer: str, me: str, lo: int, hi: int) -> bool:
+        """Move a cursor for which nothing else is written; see `fence` for the arguments and the answer."""
+
+        async def work(connection: AsyncConnection) -> bool:
+            return await self.fence(connection, sid, consumer, me, lo, hi)
+
+        return await self._database.write(work)
+
     async def park(self, sid: int, consumer: str, me: str, *, lo: int, hi: int, error: str, now: int) -> bool:
         """Put a range aside as a dead letter and go on behind it.
 

@@ -13,7 +13,7 @@ from sqlalchemy import String, and_, bindparam, case, cast, func, insert, litera
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llama_index_memory_tiers.records import StoredMessage
+from llama_index_memory_tiers.records import Place, StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.alignment import LogRow, plan_alignment
 from llama_index_memory_tiers.storage.database import Database
@@ -129,6 +129,7 @@ class MessageLog:
         *,
         now: int,
         consumers: Iterable[str] = (),
+        distinct: bool = False,
     ) -> PutResult:
         """Store messages at the end of a session: two statements, whatever the session's length.
 
@@ -138,6 +139,7 @@ class MessageLog:
             entries: At least one message; uids that are already there are left as they are.
             now: Clock, microseconds since 1970.
             consumers: Keys of the blocks that read a new session from its beginning.
+            distinct: Leave out messages with the content and the metadata of one that is there.
 
         Returns:
             Where the session stands now.
@@ -152,6 +154,8 @@ class MessageLog:
             if tries > 1:
                 # A lost commit reply may hide a put that was made: keep what is new only.
                 fresh = await self._unknown(connection, user_id, session_id, entries, now)
+            if distinct:
+                fresh = await self._distinct(connection, user_id, session_id, fresh, now)
             return await self._append(connection, user_id, session_id, fresh, now, names)
 
         try:
@@ -194,6 +198,26 @@ class MessageLog:
                 )
                 known.update(rows.scalars())
         return list({entry.uid: entry for entry in entries if entry.uid not in known}.values())
+
+    async def _distinct(
+        self, connection: AsyncConnection, user_id: str, session_id: str, entries: Sequence[Entry], now: int
+    ) -> list[Entry]:
+        """Those whose content and metadata are neither in the session's history nor among those before them."""
+        values = {"u": user_id, "s": session_id, "n": 0, "t": 0, "now": now}
+        locked = (await connection.execute(self._bump, values)).first()
+        m = self._m
+        known: set[tuple[str, str | None]] = set()
+        sid = None if locked is None else locked.sid
+        for part in chunks([entry.hash for entry in entries]):
+            which = and_(m.c.sid == sid, m.c.status.in_((ACTIVE, ARCHIVED)), m.c.hash.in_(part))
+            rows = await connection.execute(select(m.c.hash, m.c.meta).where(which))
+            known.update((row.hash, row.meta) for row in rows)
+        fresh = []
+        for entry in entries:
+            if (entry.hash, entry.meta) not in known:
+                known.add((entry.hash, entry.meta))
+                fresh.append(entry)
+        return fresh
 
     async def _append(
         self,
@@ -377,6 +401,52 @@ class MessageLog:
             )
 
         return await self._database.write(work)
+
+    async def delete(self, user_id: str, session_id: str, uids: Sequence[str]) -> list[StoredMessage]:
+        """Delete messages by their ids: their text goes, and a tombstone stays.
+
+        Args:
+            user_id: The person, or '' for none.
+            session_id: The conversation.
+            uids: Public ids; those that are not there are passed over.
+
+        Returns:
+            The messages that were deleted, as they were, in order.
+        """
+        m = self._m
+
+        async def work(connection: AsyncConnection) -> tuple[int, list[Any]]:
+            locked = (await connection.execute(self._find.with_for_update(), {"u": user_id, "s": session_id})).first()
+            if locked is None:
+                return 0, []
+            rows: list[Any] = []
+            for part in chunks(uids):
+                query = select(*self._columns).where(m.c.sid == locked.sid, m.c.uid.in_(part), m.c.status != GONE)
+                rows += (await connection.execute(query)).all()
+            kinds = (ACTIVE, ARCHIVED, CLEARED)
+            await self._set_status(connection, locked.sid, [row.seq for row in rows], GONE, only=kinds)
+            return locked.sid, sorted(rows, key=lambda row: row.seq)
+
+        sid, rows = await self._database.write(work)
+        return [message for message, _ in self._decode(rows, sid, session_id)[0]]
+
+    async def describe(self, sid: int, metas: Mapping[int, str | None]) -> None:
+        """Write what became known about messages after they were put.
+
+        Args:
+            sid: Private row of the session.
+            metas: Sequence number → JSON of the metadata.
+        """
+        m, s = self._m, self._s
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(update(s).where(s.c.sid == sid).values(window_rev=s.c.window_rev + 1))
+            for seq, meta in metas.items():
+                which = and_(m.c.sid == sid, m.c.seq == seq, m.c.status != GONE)
+                await connection.execute(update(m).where(which).values(meta=meta))
+
+        if metas:
+            await self._database.write(work)
 
     async def _set_status(
         self,
@@ -584,6 +654,36 @@ class MessageLog:
             rows.reverse()
         found, _ = self._decode(rows, sid, session_id)
         return [message for message, _ in found], rows[-1].seq if rows else 0
+
+    async def at(self, owner: str, places: Collection[Place]) -> list[StoredMessage]:
+        """Messages at known places of one owner's sessions, in order; forgotten ones are missing.
+
+        Args:
+            owner: Key of the owner; places in sessions of others are passed over.
+            places: Where they stand.
+
+        Returns:
+            The messages.
+        """
+        m, s = self._m, self._s
+        kind, _, name = owner.partition(":")
+        mine = s.c.user_id == name if kind == "u" else s.c.sid == int(name)
+        found: list[StoredMessage] = []
+        for sid in sorted({place[0] for place in places}):
+            seqs = sorted({seq for place, seq in places if place == sid})
+
+            async def work(connection: AsyncConnection, sid: int = sid, seqs: list[int] = seqs) -> list[Any]:
+                rows: list[Any] = []
+                for part in chunks(seqs):
+                    query = select(s.c.session_id, *self._columns).select_from(m.join(s, s.c.sid == m.c.sid))
+                    query = query.where(mine, m.c.sid == sid, m.c.seq.in_(part)).order_by(m.c.seq)
+                    rows += (await connection.execute(query)).all()
+                return rows
+
+            rows = await self._database.read(work)
+            if rows:
+                found += [message for message, _ in self._decode([row[1:] for row in rows], sid, rows[0][0])[0]]
+        return found
 
     async def flushed_until(self, sid: int) -> int:
         """The last sequence number that has left the window for good: system messages in it do not count."""

@@ -199,12 +199,12 @@ class RecordStore:
         r = self._r
         if not reads.kinds and not reads.ids:
             return []
-        wanted = or_(
-            and_(r.c.kind.in_(reads.kinds), r.c.block == block, self._live),
-            r.c.uid.in_(reads.ids),
-        )
+        own = and_(r.c.kind.in_(reads.kinds), r.c.block == block)
+        wanted = or_(own if reads.past else and_(own, self._live), r.c.uid.in_(reads.ids))
         return await self._records(
-            connection, select(r).where(r.c.owner == owner, wanted).order_by(r.c.id), {"now": self._now()}
+            connection,
+            select(r).where(r.c.owner == owner, wanted).order_by(r.c.id),
+            {} if reads.past else {"now": self._now()},
         )
 
     async def _records(self, connection: AsyncConnection, query: Any, values: Mapping[str, Any]) -> list[Record]:
@@ -226,9 +226,8 @@ class RecordStore:
     async def _write(self, connection: AsyncConnection, owner: str, block: str, rev: int, changes: Changes) -> None:
         r = self._r
         now = self._now()
-        if changes.add:
+        if changes.add:  # first, as what is new may be superseded or put aside at once
             await self._add(connection, owner, block, rev, changes.add, now)
-        # What was just added may be replaced already, as the first of two summaries of one batch is.
         for old, new in changes.supersede.items():
             await connection.execute(
                 update(r).where(r.c.uid == old, r.c.owner == owner).values(superseded_by=new, rev=rev)
@@ -240,6 +239,13 @@ class RecordStore:
                 )
         for record in changes.revise:
             await self._revise(connection, owner, record, rev)
+        for uid, amendment in changes.amend.items():
+            amended = {
+                "data": codec.to_json(dict(amendment.data)),
+                "expires_at": _microseconds(amendment.expires_at),
+                "rev": rev,
+            }
+            await connection.execute(update(r).where(r.c.uid == uid, r.c.owner == owner).values(amended))
 
     async def _revise(self, connection: AsyncConnection, owner: str, record: NewRecord, rev: int) -> None:
         r, t = self._r, self._t
@@ -300,7 +306,13 @@ class RecordStore:
     # -- reading ---------------------------------------------------------------------------------------------
 
     async def records(
-        self, owner: str, *, kinds: Iterable[str], block: str | None = None, limit: int | None = None
+        self,
+        owner: str,
+        *,
+        kinds: Iterable[str],
+        block: str | None = None,
+        limit: int | None = None,
+        past: bool = False,
     ) -> list[Record]:
         """Live records of one owner, oldest first; with a limit the newest of them.
 
@@ -309,18 +321,21 @@ class RecordStore:
             kinds: Of which kinds.
             block: Written by this block only.
             limit: At most so many.
+            past: Also what was superseded, put aside, or has expired.
 
         Returns:
             The records.
         """
         r = self._r
-        query = select(r).where(r.c.owner == owner, r.c.kind.in_(list(kinds)), self._live)
+        query = select(r).where(r.c.owner == owner, r.c.kind.in_(list(kinds)))
+        if not past:
+            query = query.where(self._live)
         if block is not None:
             query = query.where(r.c.block == block)
         query = query.order_by(r.c.id.desc()).limit(limit)
 
         async def work(connection: AsyncConnection) -> list[Record]:
-            return await self._records(connection, query, {"now": self._now()})
+            return await self._records(connection, query, {} if past else {"now": self._now()})
 
         found = await self._database.read(work)
         return found[::-1]
@@ -518,9 +533,9 @@ class OwnerReader:
         self.owner = owner
         self._block = block
 
-    async def records(self, *kinds: str, limit: int | None = None) -> list[Record]:
-        """Live records that this block wrote, oldest first; with a limit the newest of them."""
-        return await self._store.records(self.owner, kinds=kinds, block=self._block, limit=limit)
+    async def records(self, *kinds: str, limit: int | None = None, past: bool = False) -> list[Record]:
+        """Live records that this block wrote, oldest first; with a limit the newest of them, with `past` all."""
+        return await self._store.records(self.owner, kinds=kinds, block=self._block, limit=limit, past=past)
 
     async def search(self, query: IndexQuery, *, model: str = "") -> list[Hit]:
         """Candidates, best first; see `RecordStore.search`."""

@@ -21,13 +21,9 @@ from pydantic import PrivateAttr
 
 from llama_index_memory_tiers.blocks.absorbing import Due, absorb
 from llama_index_memory_tiers.blocks.base import Query
-from llama_index_memory_tiers.blocks.facts import (
-    Condensed,
-    FactExtractionMemoryBlock,
-    FactsDraft,
-    merge_facts,
-    same_fact,
-)
+from llama_index_memory_tiers.blocks.fact_merging import Condensed, FactsDraft, merge_facts
+from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
+from llama_index_memory_tiers.blocks.sameness import same_fact
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
 from llama_index_memory_tiers.records import Batch, MessageMeta, NewRecord, Record, Scope
@@ -180,7 +176,7 @@ async def test_a_fact_answers_where_it_comes_from_and_what_wrote_it(storage):
         "relation": "adopted",
         "value": "Biscuit",
         "model": "unknown",
-        "prompt": "facts-1",
+        "prompt": "facts-2",
     }
     assert record.said_at == DAY + timedelta(microseconds=1)
     assert [seq for _, seq in record.sources] == [2]

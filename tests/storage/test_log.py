@@ -18,7 +18,8 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import Storage
-from llama_index_memory_tiers.storage import Entry
+from llama_index_memory_tiers.records import MessageMeta
+from llama_index_memory_tiers.storage import Entry, codec
 from llama_index_memory_tiers.storage import database as database_module
 from llama_index_memory_tiers.storage.alignment import Alignment, LogRow, plan_alignment
 from llama_index_memory_tiers.storage.rows import ACTIVE, ARCHIVED, GONE
@@ -549,3 +550,45 @@ def test_head_and_totals_stay_exact_whatever_happens(steps: list[tuple[str, Any]
             await there.aclose()
 
     asyncio.run(play())
+
+
+async def test_messages_are_read_at_their_places_by_their_owner_only(storage: Storage) -> None:
+    await put(storage, "a", "b", "c")
+    session = await storage.log.session("ann", "s")
+    assert session is not None
+    places = [(session.sid, 3), (session.sid, 1), (session.sid + 1, 1)]
+    for owner, seen in (("u:ann", ["a", "c"]), ("u:bob", []), (f"s:{session.sid}", ["a", "c"]), ("s:0", [])):
+        assert [stored.message.content for stored in await storage.log.at(owner, places)] == seen
+    assert await storage.log.at("u:ann", []) == []
+
+
+async def test_a_deleted_message_is_gone_from_window_and_history_and_its_size_from_the_total(storage: Storage) -> None:
+    await storage.log.append("ann", "s", [entry("a", uid="1"), entry("b", uid="2", tokens=5)], now=storage.now())
+    await storage.log.archive("ann", "s", [1])
+    assert [gone.message.content for gone in await storage.log.delete("ann", "s", ["2", "1", "9"])] == ["a", "b"]
+    assert (await window(storage), await history(storage)) == ([], [])
+    assert await storage.log.delete("ann", "s", ["2"]) == []
+    assert await storage.log.delete("ann", "other", ["2"]) == []
+    await storage.log.append("ann", "s", [entry("a", uid="1")], now=storage.now())  # a late retry
+    assert await history(storage) == []
+    await assert_exact(storage)
+
+
+async def test_of_equal_messages_a_distinct_append_stores_one(storage: Storage) -> None:
+    found = [
+        (await storage.log.append("ann", "s", batch, now=storage.now(), distinct=True)).stored
+        for batch in (entries("a", "b", "a"), entries("b", "c"), entries("a"))
+    ]
+    assert found == [2, 1, 0]
+    assert await window(storage) == ["a", "b", "c"]
+    await assert_exact(storage)
+
+
+async def test_what_is_told_about_a_message_later_is_read_with_it(storage: Storage) -> None:
+    await put(storage, "a", "b")
+    assert await window(storage) == ["a", "b"]
+    session = await storage.log.session("ann", "s")
+    assert session is not None
+    await storage.log.describe(session.sid, {2: codec.encode_meta(MessageMeta(sent_from="writer"))})
+    messages = (await storage.log.window("ann", "s")).messages
+    assert [stored.meta.sent_from for stored in messages] == ["", "writer"]

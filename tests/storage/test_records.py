@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import Storage
 from llama_index_memory_tiers.errors import StorageError
-from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record, Scope
+from llama_index_memory_tiers.records import Amendment, Changes, NewRecord, Reads, Record, Scope
 from llama_index_memory_tiers.storage import Entry, Hit, IndexQuery, OwnerReader, owner_key
 from llama_index_memory_tiers.storage import records as records_module
 from llama_index_memory_tiers.storage import rows as rows_module
@@ -446,3 +446,38 @@ async def test_an_index_that_is_empty_is_remembered_as_well(storage: Storage) ->
     assert index is not None
     assert await found(storage, "tea") == []
     assert storage.records._cache.get((OWNER, "")) is index
+
+
+async def test_an_amended_record_keeps_its_text_and_is_found_until_it_expires(storage: Storage) -> None:
+    record = new("green parrots", data={"a": 1})
+    await commit(storage, adding(record))
+    later = NOW + timedelta(days=99_000)
+    await commit(storage, lambda _: Changes(amend={record.id: Amendment({"b": 2}, later)}))
+    (kept,) = await storage.records.records(OWNER, kinds=["fact"])
+    assert (kept.text, dict(kept.data), kept.expires_at) == ("green parrots", {"b": 2}, later)
+    assert await found(storage, "parrots") == ["green parrots"]
+    await commit(storage, lambda _: Changes(amend={record.id: Amendment({}, NOW - timedelta(days=99))}))
+    assert (await texts(storage), await found(storage, "parrots")) == ([], [])
+
+
+async def test_nobody_amends_the_record_of_another_owner(storage: Storage) -> None:
+    record = new("green parrots", data={"a": 1})
+    await commit(storage, adding(record))
+    await commit(storage, lambda _: Changes(amend={record.id: Amendment({"b": 2})}), owner="u:bob")
+    assert [dict(kept.data) for kept in await storage.records.records(OWNER, kinds=["fact"])] == [{"a": 1}]
+
+
+async def test_what_is_over_when_it_comes_is_written_and_seen_with_the_past_only(storage: Storage) -> None:
+    old, now = new("old"), new("now")
+    await commit(storage, lambda _: Changes(add=(old, now), supersede={old.id: now.id}))
+    assert await texts(storage) == ["now"]
+    past = await storage.records.records(OWNER, kinds=["fact"], past=True)
+    assert [(record.text, record.superseded_by) for record in past] == [("old", now.id), ("now", None)]
+    seen: list[str] = []
+
+    def look(records: Sequence[Record]) -> Changes:
+        seen.extend(record.text for record in records)
+        return Changes()
+
+    await commit(storage, look, reads=Reads(kinds=("fact",), past=True))
+    assert seen == ["old", "now"]
