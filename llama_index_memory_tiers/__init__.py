@@ -16,12 +16,13 @@ from llama_index_memory_tiers.errors import (
     StorageError,
 )
 from llama_index_memory_tiers.evaluation import RecallOutcome, RecallReport, evaluate_recall
-from llama_index_memory_tiers.events import ContextReport, FlushReport
+from llama_index_memory_tiers.events import ContextReport, FlushReport, ForgetReceipt
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
+from llama_index_memory_tiers.storage.selection import ForgetFilter
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,8 @@ __all__ = [
     "ContextReport",
     "FactExtractionMemoryBlock",
     "FlushReport",
+    "ForgetFilter",
+    "ForgetReceipt",
     "InvalidMessageError",
     "MemoryTiersError",
     "RecallOutcome",

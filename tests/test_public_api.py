@@ -25,6 +25,8 @@ PUBLIC = [
     "ContextReport",
     "FactExtractionMemoryBlock",
     "FlushReport",
+    "ForgetFilter",
+    "ForgetReceipt",
     "InvalidMessageError",
     "MemoryTiersError",
     "RecallOutcome",

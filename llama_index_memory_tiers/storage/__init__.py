@@ -18,6 +18,7 @@ from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.adoption import adopt_stock_table
 from llama_index_memory_tiers.storage.cursors import Cursor, CursorStore, DeadLetter
 from llama_index_memory_tiers.storage.database import Address, Database, resolve_address, shown_url
+from llama_index_memory_tiers.storage.forgetting import ForgettingStore
 from llama_index_memory_tiers.storage.index import Hit, IndexCache, IndexQuery
 from llama_index_memory_tiers.storage.log import MessageLog
 from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
@@ -114,6 +115,8 @@ class Storage:
         self.log = MessageLog(self._database, self._tables)
         self.cursors = CursorStore(self._database, self._tables)
         self.records = RecordStore(self._database, self._tables, IndexCache(max_bytes=index_bytes), now=self.now)
+        self.forgetting = ForgettingStore(self._database, self._tables, self.log, self.records, now=self.now)
+        self._database.after_open = self.forgetting.resume
 
     def now(self) -> int:
         """The clock in microseconds since 1970."""

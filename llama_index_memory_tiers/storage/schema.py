@@ -23,6 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.elements import TextClause
 
+from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.errors import ConfigurationError, ForeignTableError, SchemaVersionError
 from llama_index_memory_tiers.storage.database import Database
 
@@ -70,6 +71,8 @@ class Tables:
     sources: Table
     embeddings: Table
     terms: Table
+    forgetting: Table
+    forgotten: Table
 
 
 def build_tables(prefix: str, schema: str | None = None) -> Tables:
@@ -128,6 +131,14 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
         ),
         embeddings=table("embeddings", key("record_id", BigInteger), key("model"), Column("vec", LargeBinary)),
         terms=table("terms", key("record_id", BigInteger), Column("ids", LargeBinary), Column("counts", LargeBinary)),
+        forgetting=table(
+            "forgetting", identity("id"), Column("user_id", Text), Column("spec", Text), Column("done", Text),
+            Column("started_at", BigInteger), Column("finished_at", BigInteger), Column("records_until", BigInteger),
+        ),
+        forgotten=table(
+            "forgotten", identity("id"), Column("job", BigInteger), Column("user_id", Text), Column("block", Text),
+            Column("what", Text),
+        ),
     )  # fmt: skip
 
 
@@ -181,6 +192,14 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE {t[terms]} (record_id BIGINT PRIMARY KEY, ids {bytes} NOT NULL,
            counts {bytes} NOT NULL)""",
     ),
+    (
+        """CREATE TABLE {t[forgetting]} (id {id}, user_id TEXT NOT NULL, spec TEXT NOT NULL, done TEXT NOT NULL,
+           started_at BIGINT NOT NULL, finished_at BIGINT, records_until BIGINT)""",
+        """CREATE TABLE {t[forgotten]} (id {id}, job BIGINT NOT NULL, user_id TEXT NOT NULL, block TEXT NOT NULL,
+           what TEXT NOT NULL)""",
+        # Without it each forgotten session reads all dead letters.
+        "CREATE INDEX {i[dead_sid]} ON {t[dead]} (sid)",
+    ),
 )
 VERSION = len(_MIGRATIONS)
 
@@ -212,9 +231,11 @@ async def migrate(database: Database, tables: Tables, *, now: Callable[[], int])
         for number in range(found + 1, VERSION + 1):
             for statement in _MIGRATIONS[number - 1]:
                 await connection.execute(text(_filled(statement, tables, sqlite=database.sqlite)))
+                failpoints.reach("migrate.statement")
             await connection.execute(insert(tables.versions).values(version=number, applied_at=now()))
 
     await database.write(work, opening=True)
+    failpoints.reach("migrate.done")
 
 
 def _look(connection: Any, tables: Tables) -> int:
