@@ -23,6 +23,7 @@ from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 from llama_index_memory_tiers.storage.selection import ForgetFilter
+from llama_index_memory_tiers.storage.transfer import TransferReport
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "TieredMemory",
     "TieredMemoryBlock",
     "TokenBudget",
+    "TransferReport",
     "VectorMemoryBlock",
     "evaluate_recall",
     "read_chat_file",

@@ -48,6 +48,7 @@ from llama_index_memory_tiers.storage import DeadLetter, Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 from llama_index_memory_tiers.storage.database import lacks_password
 from llama_index_memory_tiers.storage.selection import Derived, ForgetFilter, ForgetScope, Selection, checked_selection
+from llama_index_memory_tiers.storage.transfer import Progress, Target, TransferReport
 from llama_index_memory_tiers.windows import LogWindow, SessionWindow, StoreWindow
 
 _logger = logging.getLogger(__name__)
@@ -715,6 +716,49 @@ class TieredMemory(Memory):
             else:
                 self._shared.delivery.schedule(key)
 
+    # -- moving ----------------------------------------------------------------------------------------------
+
+    async def aexport(
+        self, target: Target, *, scope: ForgetScope | None = None, progress: Progress | None = None
+    ) -> TransferReport:
+        """Write everything that is kept as JSON Lines, for a backup or another database.
+
+        What blocks hold elsewhere, such as in a vector store of yours, is not in it.
+
+        Args:
+            target: Path of a file, replaced in one step, or a stream of bytes.
+            scope: `user`: all sessions of the user, the default when there is one. `session`: this session, and
+                what was learnt from it.
+            progress: Gets the lines done and the lines in all, perhaps from another thread.
+
+        Returns:
+            What was written.
+
+        Raises:
+            ConfigurationError: Names the argument, its value and the way out.
+        """
+        asked = checked_selection(
+            self.user_id or "", self.session_id, scope=scope or ("session" if self.user_id is None else "user")
+        )
+        return await self.storage.export_to(target, asked.user_id, asked.session_id, progress)
+
+    async def aimport(self, source: Target, *, progress: Progress | None = None) -> TransferReport:
+        """Take in what `aexport` wrote, here or elsewhere, in one transaction; twice is the same as once.
+
+        Args:
+            source: Path of a file, or a stream of bytes.
+            progress: See `aexport`.
+
+        Returns:
+            What was stored, and how many sessions were here already.
+
+        Raises:
+            ConfigurationError: The file is not whole, is somebody else's, or one of its sessions holds other messages
+                here; nothing was stored.
+        """
+        only = None if self.user_id is not None else self.session_id
+        return await self.storage.import_from(source, self.user_id or "", only, progress)
+
     async def aclose(self, *, flush: bool = False) -> None:
         """Stop background work; close the storage if this memory opened it. Nothing is lost: the next start goes on.
 
@@ -786,6 +830,14 @@ class TieredMemory(Memory):
     def forget(self, **what: Any) -> ForgetReceipt:
         """See `aforget`."""
         return portal.run(self.aforget(**what))
+
+    def export_to(self, target: Target, **how: Any) -> TransferReport:
+        """See `aexport`."""
+        return portal.run(self.aexport(target, **how))
+
+    def import_from(self, source: Target, **how: Any) -> TransferReport:
+        """See `aimport`."""
+        return portal.run(self.aimport(source, **how))
 
     def close(self, *, flush: bool = False) -> None:
         """See `aclose`."""

@@ -41,6 +41,7 @@ PUBLIC = [
     "TieredMemory",
     "TieredMemoryBlock",
     "TokenBudget",
+    "TransferReport",
     "VectorMemoryBlock",
     "evaluate_recall",
     "read_chat_file",

@@ -159,10 +159,10 @@ def checked_selection(
     session_id: str,
     *,
     scope: ForgetScope | None,
-    ids: Sequence[str] | None,
-    before: datetime | None,
-    filter: ForgetFilter | None,  # noqa: A002  # the public argument's name
-    derived: Derived,
+    ids: Sequence[str] | None = None,
+    before: datetime | None = None,
+    filter: ForgetFilter | None = None,  # noqa: A002  # the public argument's name
+    derived: Derived = "drop",
 ) -> Selection:
     """Check what `aforget` was given; see there.
 
