@@ -27,13 +27,15 @@ from llama_index_memory_tiers.errors import (
     StorageError,
 )
 from llama_index_memory_tiers.evaluation import RecallOutcome, RecallReport, evaluate_recall
-from llama_index_memory_tiers.events import ContextReport, FlushReport
+from llama_index_memory_tiers.events import ContextReport, FlushReport, ForgetReceipt
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.partitions import Partition, WritePolicy
 from llama_index_memory_tiers.records import Recollection, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
+from llama_index_memory_tiers.storage.selection import ForgetFilter
+from llama_index_memory_tiers.storage.transfer import TransferReport
 from llama_index_memory_tiers.views import MemoryView
 
 __version__ = "0.1.0"
@@ -51,6 +53,8 @@ __all__ = [
     "FactExtractionMemoryBlock",
     "FactProposal",
     "FlushReport",
+    "ForgetFilter",
+    "ForgetReceipt",
     "InvalidMessageError",
     "JournalMemoryBlock",
     "MemoryTiersError",
@@ -72,6 +76,7 @@ __all__ = [
     "TieredMemoryBlock",
     "TokenBudget",
     "ToolUse",
+    "TransferReport",
     "VectorMemoryBlock",
     "WorkingMemoryBlock",
     "WritePolicy",

@@ -165,6 +165,10 @@ class WindowViews:
         self._counter = counter
         self._kept: OrderedDict[Scope, WindowView] = OrderedDict()
 
+    def clear(self) -> None:
+        """Let all views go."""
+        self._kept.clear()
+
     def of(self, scope: Scope, window: Window, raw: Mapping[str, ChatMessage]) -> WindowView:
         """The view of a window.
 
@@ -314,6 +318,11 @@ class ContextBuilder:
         self._settings = settings
         self._turns = TurnCache()
         self.views = WindowViews(counter)
+
+    def drop_remembered(self) -> None:
+        """Let go of what was recalled and seen for earlier requests."""
+        self._turns.kept.clear()
+        self.views.clear()
 
     async def messages(self, request: Request) -> list[ChatMessage]:
         """The context alone; see `build`."""

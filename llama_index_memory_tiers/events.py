@@ -113,6 +113,62 @@ class FlushReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetEntry:
+    """What one store had of what was to be forgotten, and what a second reading of it found.
+
+    Args:
+        store: `messages`, `records`, `sources`, `embeddings`, `terms`, `dead letters`, `cursors moved back`,
+            `caches`, `write-ahead log`, or the name of a block that holds data elsewhere.
+        removed: Rows that are gone.
+        left: Rows that are there all the same; `None` when the store could not be read again.
+        error: Kind of the failure.
+    """
+
+    store: str
+    removed: int = 0
+    left: int | None = 0
+    error: str | None = None
+
+    @property
+    def verified(self) -> bool:
+        """Whether it was read again, and nothing was there."""
+        return self.left == 0 and self.error is None
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetReceipt:
+    """What was forgotten, as proven by reading every store again after the deletes.
+
+    Args:
+        entries: One per store.
+        unreached: Blocks that are not ours: what they have kept in themselves is theirs to delete.
+    """
+
+    entries: tuple[ForgetEntry, ...] = ()
+    unreached: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left anywhere, and nothing was out of reach."""
+        return not self.pending and not self.unreached
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Stores that still hold something, or could not be read again."""
+        return tuple(entry.store for entry in self.entries if not entry.verified)
+
+    @property
+    def removed(self) -> Mapping[str, int]:
+        """Rows that are gone, by store."""
+        return {entry.store: entry.removed for entry in self.entries}
+
+    def __str__(self) -> str:
+        shown = [(e.store, e.removed, "unknown" if e.left is None else e.left, e.error or "") for e in self.entries]
+        shown += [(name, 0, "unknown", "not ours") for name in self.unreached]
+        return table(("store", "removed", "left", "error"), shown)
+
+
+@dataclass(frozen=True, slots=True)
 class ItemReport:
     """One item that a block offered.
 

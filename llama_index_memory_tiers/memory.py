@@ -7,7 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, Messag
 from pydantic import PrivateAttr
 from typing_extensions import Self
 
+from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.arguments import (
     Arguments,
     Places,
@@ -39,13 +40,16 @@ from llama_index_memory_tiers.context import ContextBuilder, Request, Settings, 
 from llama_index_memory_tiers.delivery import Delivery, Key
 from llama_index_memory_tiers.entries import EntryMaker, Prepared
 from llama_index_memory_tiers.errors import ConfigurationError, StorageError
-from llama_index_memory_tiers.events import ContextReport, FlushReport, MessagesPut, WindowFlushed, emit
+from llama_index_memory_tiers.events import ContextReport, FlushReport, ForgetReceipt, MessagesPut, WindowFlushed, emit
+from llama_index_memory_tiers.forgetting import Forgetter
 from llama_index_memory_tiers.portal import portal
 from llama_index_memory_tiers.records import Cause, Recollection, Scope, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import DeadLetter, Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 from llama_index_memory_tiers.storage.database import lacks_password
+from llama_index_memory_tiers.storage.selection import Derived, ForgetFilter, ForgetScope, Selection, checked_selection
+from llama_index_memory_tiers.storage.transfer import Progress, Target, TransferReport
 from llama_index_memory_tiers.views import MemoryView
 from llama_index_memory_tiers.windows import LogWindow, SessionWindow, StoreWindow
 
@@ -68,6 +72,7 @@ class _Shared:
     entries: EntryMaker
     delivery: Delivery
     contexts: ContextBuilder
+    forgetter: Forgetter
     raw: dict[Key, dict[str, ChatMessage]] = field(default_factory=dict)
     stuck: dict[Key, bool] = field(default_factory=dict)
     turns: _Turns = field(default_factory=weakref.WeakValueDictionary)
@@ -197,6 +202,7 @@ class TieredMemory(Memory):
                 agent_id=self.agent_id,
             ),
             contexts=ContextBuilder(storage, self.memory_blocks, counter, settings),
+            forgetter=Forgetter(storage, self.memory_blocks),
         )
         self._window = self._make_window()
 
@@ -509,7 +515,9 @@ class TieredMemory(Memory):
             return 0
         await self._shared.delivery.catch_up(self._key)
         await self._shared.delivery.attach(self._key)
+        failpoints.reach("put.prepared")
         result = await self._window.append(prepared.entries, self._shared.delivery.keys, distinct=distinct)
+        failpoints.reach("put.stored")
         self._remember_raw(prepared.raw, new_turn=prepared.new_turn)
         if not self._shared.stuck.get(self._key, True) and any(e.role not in RESULT_ROLES for e in prepared.entries):
             del self._shared.stuck[self._key]
@@ -539,6 +547,7 @@ class TieredMemory(Memory):
         return {row.id: prepared.raw[entry.uid] for row, entry in pairs if entry.uid in prepared.raw}
 
     async def _after_write(self, active_tokens: int) -> None:
+        self._shared.forgetter.tell_waiting()
         if active_tokens > self._window_tokens or self._window_bound[0] is not None:
             await self._postponable(self._flush_window())
         if self.delivery == "inline":
@@ -578,7 +587,9 @@ class TieredMemory(Memory):
             return
         # A damaged row leaves with its neighbours, or what waits for a flush would wait behind it for ever.
         damaged = [seq for seq in window.damaged if seq < seqs[-1]]
+        failpoints.reach("flush.planned")
         archived = await self._window.archive([*damaged, *seqs])
+        failpoints.reach("flush.archived")
         emit(WindowFlushed(session_id=self.session_id, archived=archived))
 
     async def _manage_queue(self) -> None:
@@ -655,9 +666,11 @@ class TieredMemory(Memory):
         self._shared.delivery.drain_once(self.user_id or "")
         await self._shared.delivery.freshen(self._key)
         raw = self._shared.raw.get(self._key, {})
+        window = await self._window.read()
+        self._shared.forgetter.tell_waiting()  # the first read has opened the storage
         return make_request(
             self.scope,
-            self._shared.contexts.views.of(self.scope, await self._window.read(), raw),
+            self._shared.contexts.views.of(self.scope, window, raw),
             asked=asked,
             messages=messages,
             redact=self._shared.entries.redacted,
@@ -778,6 +791,110 @@ class TieredMemory(Memory):
         """Try the dead letters again; those that succeed are gone."""
         return await self._shared.delivery.replay(await self.adead_letters(), self.user_id or "")
 
+    # -- forgetting ------------------------------------------------------------------------------------------
+
+    async def aforget(
+        self,
+        *,
+        scope: ForgetScope | None = None,
+        ids: Sequence[str] | None = None,
+        before: datetime | None = None,
+        filter: ForgetFilter | None = None,  # noqa: A002  # as in other memories
+        derived: Derived = "drop",
+    ) -> ForgetReceipt:
+        """Forget messages and what was learnt from them, and prove it: everything is read again afterwards.
+
+        What is given must all hold. A crash in the middle loses nothing of the order: the next start finishes it.
+
+        Args:
+            scope: `session`: in this session only. `user`: in all sessions of the user. Left out: whatever is
+                the user's, or the session's when there is no user.
+            ids: Messages and records with these ids.
+            before: What was said before this moment; naive means UTC.
+            filter: What matches.
+            derived: A record that came from a forgotten message and from others too is dropped either way;
+                `rederive` lets its block read the others again.
+
+        Returns:
+            Rows that are gone and rows that are left, per store.
+
+        Raises:
+            ConfigurationError: Nothing was said, or something is not what it may be; nothing was forgotten.
+        """
+        selection = checked_selection(
+            self.user_id or "",
+            self.session_id,
+            scope=scope,
+            ids=ids,
+            before=before,
+            filter=filter,
+            derived=derived,
+        )
+        shared = self._shared
+        receipt, moved_back = await shared.forgetter.forget(replace(selection, external=shared.forgetter.external))
+        window = await self._window.forget(selection)
+        for key in [key for key in shared.raw if key[0] == selection.user_id]:
+            if selection.session_id in {None, key[1]}:
+                del shared.raw[key]
+        shared.contexts.drop_remembered()
+        if moved_back:
+            await self._read_again(selection)
+        return receipt if window is None else replace(receipt, entries=(*receipt.entries, window))
+
+    async def _read_again(self, selection: Selection) -> None:
+        keys = [self._key]
+        if selection.session_id is None:
+            behind = await self.storage.log.behind(selection.user_id, self._shared.delivery.keys)
+            keys = [(session.user_id, session.session_id) for session in behind]
+        for key in keys:
+            if self.delivery == "inline":
+                await self._postponable(self._shared.delivery.deliver(key))
+            else:
+                self._shared.delivery.schedule(key)
+
+    # -- moving ----------------------------------------------------------------------------------------------
+
+    async def aexport(
+        self, target: Target, *, scope: ForgetScope | None = None, progress: Progress | None = None
+    ) -> TransferReport:
+        """Write everything that is kept as JSON Lines, for a backup or another database.
+
+        What blocks hold elsewhere, such as in a vector store of yours, is not in it.
+
+        Args:
+            target: Path of a file, replaced in one step, or a stream of bytes.
+            scope: `user`: all sessions of the user, the default when there is one. `session`: this session, and
+                what was learnt from it.
+            progress: Gets the lines done and the lines in all, perhaps from another thread.
+
+        Returns:
+            What was written.
+
+        Raises:
+            ConfigurationError: Names the argument, its value and the way out.
+        """
+        asked = checked_selection(
+            self.user_id or "", self.session_id, scope=scope or ("session" if self.user_id is None else "user")
+        )
+        return await self.storage.export_to(target, asked.user_id, asked.session_id, progress)
+
+    async def aimport(self, source: Target, *, progress: Progress | None = None) -> TransferReport:
+        """Take in what `aexport` wrote, here or elsewhere, in one transaction; twice is the same as once.
+
+        Args:
+            source: Path of a file, or a stream of bytes.
+            progress: See `aexport`.
+
+        Returns:
+            What was stored, and how many sessions were here already.
+
+        Raises:
+            ConfigurationError: The file is not whole, is somebody else's, or one of its sessions holds other messages
+                here; nothing was stored.
+        """
+        only = None if self.user_id is not None else self.session_id
+        return await self.storage.import_from(source, self.user_id or "", only, progress)
+
     async def aclose(self, *, flush: bool = False) -> None:
         """Stop background work; close the storage if this memory opened it. Nothing is lost: the next start goes on.
 
@@ -791,6 +908,7 @@ class TieredMemory(Memory):
         if flush and not self.storage.closed:
             await self.aflush()
         await self._shared.delivery.aclose()
+        await self._shared.forgetter.aclose()
         if self._shared.owns_storage:
             await self.storage.aclose()
 
@@ -852,6 +970,18 @@ class TieredMemory(Memory):
     def flush(self) -> FlushReport:
         """See `aflush`."""
         return portal.run(self.aflush())
+
+    def forget(self, **what: Any) -> ForgetReceipt:
+        """See `aforget`."""
+        return portal.run(self.aforget(**what))
+
+    def export_to(self, target: Target, **how: Any) -> TransferReport:
+        """See `aexport`."""
+        return portal.run(self.aexport(target, **how))
+
+    def import_from(self, source: Target, **how: Any) -> TransferReport:
+        """See `aimport`."""
+        return portal.run(self.aimport(source, **how))
 
     def close(self, *, flush: bool = False) -> None:
         """See `aclose`."""

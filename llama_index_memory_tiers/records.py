@@ -298,6 +298,19 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What a block is to delete where it holds data of its own; it may hear of the same again.
+
+    Args:
+        records: Public ids of its records that are gone.
+        messages: Session row, sequence number and public id of the messages that are gone.
+    """
+
+    records: tuple[str, ...] = ()
+    messages: tuple[tuple[int, int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """A range of one session's log that a block is to absorb.
 

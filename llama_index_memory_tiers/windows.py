@@ -12,9 +12,11 @@ from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, Messag
 
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.copies import clone
+from llama_index_memory_tiers.events import ForgetEntry
 from llama_index_memory_tiers.records import MessageMeta, Scope, StoredMessage
 from llama_index_memory_tiers.storage import Entry, Storage, Window, codec
 from llama_index_memory_tiers.storage.rows import statuses_of
+from llama_index_memory_tiers.storage.selection import Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class SessionWindow(Protocol):
 
     async def history(self, status: MessageStatus | None) -> list[StoredMessage]:
         """Messages of a status, or (None) active and archived; copies, oldest first."""
+
+    async def forget(self, selection: Selection) -> ForgetEntry | None:
+        """Forget what is kept outside our storage; `None` when nothing is."""
 
 
 class LogWindow:
@@ -115,6 +120,10 @@ class LogWindow:
             return []
         found, _ = await self._storage.log.read(session.sid, self._session, statuses=statuses)
         return found
+
+    async def forget(self, selection: Selection) -> None:  # noqa: ARG002
+        """See `SessionWindow`."""
+        return
 
 
 class StoreWindow:
@@ -184,6 +193,14 @@ class StoreWindow:
     async def history(self, status: MessageStatus | None) -> list[StoredMessage]:
         """See `SessionWindow`."""
         return await self._stored(status)
+
+    async def forget(self, selection: Selection) -> ForgetEntry:
+        """See `SessionWindow`: the whole window or nothing, as a chat store has no ids."""
+        before = len(await self._stored(None))
+        if selection.everything:
+            await self.clear(None)
+        left = len(await self._stored(None))
+        return ForgetEntry("chat store", before - left, left if selection.everything else None)
 
     async def _size(self) -> int:
         return sum(stored.tokens for stored in await self._stored(MessageStatus.ACTIVE))

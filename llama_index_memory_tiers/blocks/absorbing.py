@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from llama_index.core.base.llms.types import MessageRole
 
+from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.budget import ANSWERING_ROLES, TokenCounter
 from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.events import BatchAbsorbed, BlockFailed, emit
@@ -332,8 +333,10 @@ async def _attempt(
 ) -> Step:
     reader = OwnerReader(storage.records, batch.owner, consumer.key)
     try:
+        failpoints.reach("prepare.claimed")
         async with kept_alive(storage, consumer.key, batch.sid, me, claim_seconds):
             draft = await _prepare(consumer, batch, reader, counter)
+        failpoints.reach("prepare.done")
         changes = await _commit(
             storage,
             consumer,

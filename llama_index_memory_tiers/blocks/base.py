@@ -17,7 +17,7 @@ from typing_extensions import Self
 from llama_index_memory_tiers.blocks.absorbing import Due, Trigger, absorb
 from llama_index_memory_tiers.budget import Item, TokenCounter, section_text
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
-from llama_index_memory_tiers.records import Batch, Changes, Place, Reads, Record, Scope
+from llama_index_memory_tiers.records import Batch, Changes, Forgotten, Place, Reads, Record, Scope
 from llama_index_memory_tiers.storage import Entry, OwnerReader, Storage, codec, owner_key
 
 _NO_SESSION = "default"  # stock Memory always names a session; a block called by hand may not
@@ -147,6 +147,22 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
             Items, each kept whole or left out.
         """
         raise NotImplementedError
+
+    # -- forgetting ------------------------------------------------------------------------------------------
+
+    @property
+    def holds_external_data(self) -> bool:
+        """Whether it keeps anything outside the storage, so that `forget` has to be called."""
+        return False
+
+    async def forget(self, forgotten: Forgotten) -> None:
+        """Delete what it keeps outside the storage; the storage's own rows are gone when this is called.
+
+        It is called until it has returned once: a failure leaves it pending, and the receipt says so.
+
+        Args:
+            forgotten: Which records and messages.
+        """
 
     # -- use in LlamaIndex's own Memory ----------------------------------------------------------------------
 

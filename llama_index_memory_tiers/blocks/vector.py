@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -46,12 +47,13 @@ from llama_index_memory_tiers.blocks.recollections import (
 )
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.classifying import classify
-from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError
+from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, StorageError
 from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.partitions import Partition, WritePolicy, checked_partitions, classify_by_rule, place
 from llama_index_memory_tiers.records import (
     Batch,
     Changes,
+    Forgotten,
     NewRecord,
     Place,
     Recollection,
@@ -167,7 +169,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             measured = _measured(told, counter)
         records = tuple(
             NewRecord(
-                id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.key}/{batch.sid}/{stored.seq}/{stored.id}")),
+                id=self._record_id(batch.sid, stored.seq, stored.id),
                 kind=MESSAGE,
                 data={} if part is None else {"partition": part.name},
                 said_at=stored.created_at,
@@ -233,6 +235,28 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         node = TextNode(id_=record_id, text=record_id, metadata={"owner": owner, "block": self.key})
         node.embedding = list(vector)
         return node
+
+    def _record_id(self, sid: int, seq: int, uid: str) -> str:
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.key}/{sid}/{seq}/{uid}"))
+
+    @property
+    def holds_external_data(self) -> bool:
+        """Whether the vectors are in a store of yours."""
+        return self.vector_store is not None
+
+    async def forget(self, forgotten: Forgotten) -> None:
+        """Delete nodes from the vector store, those as well whose records were never merged."""
+        if self.vector_store is not None:
+            named = [*forgotten.records, *(self._record_id(*message) for message in forgotten.messages)]
+            nodes = list(dict.fromkeys(named))
+            await self.vector_store.adelete_nodes(nodes)
+            with contextlib.suppress(NotImplementedError):  # not every store can be read by id
+                if left := await self.vector_store.aget_nodes(nodes):
+                    raise StorageError(
+                        f"The vector store of {self.name} still holds {len(left)} of {len(nodes)} deleted nodes.",
+                        allowed="A deleted node is gone.",
+                        remedy="The deletion is tried again at the next start; check the store.",
+                    )
 
     # -- recall ----------------------------------------------------------------------------------------------
 

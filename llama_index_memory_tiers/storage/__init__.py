@@ -18,12 +18,16 @@ from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.adoption import adopt_stock_table
 from llama_index_memory_tiers.storage.cursors import Cursor, CursorStore, DeadLetter
 from llama_index_memory_tiers.storage.database import Address, Database, resolve_address, shown_url
+from llama_index_memory_tiers.storage.exporting import Exporter
+from llama_index_memory_tiers.storage.forgetting import ForgettingStore
+from llama_index_memory_tiers.storage.importing import Importer
 from llama_index_memory_tiers.storage.index import Hit, IndexCache, IndexQuery
 from llama_index_memory_tiers.storage.log import MessageLog
 from llama_index_memory_tiers.storage.packs import PackStore
 from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
 from llama_index_memory_tiers.storage.schema import build_tables, checked_name, migrate
+from llama_index_memory_tiers.storage.transfer import Progress, Target, TransferReport, reading, writing
 
 __all__ = [
     "Cursor",
@@ -116,6 +120,10 @@ class Storage:
         self.cursors = CursorStore(self._database, self._tables)
         packs = PackStore(self._database, self._tables, ids=new_id)
         self.records = RecordStore(self._database, self._tables, IndexCache(index_bytes), packs, now=self.now)
+        self.forgetting = ForgettingStore(self._database, self._tables, self.log, self.records, now=self.now)
+        self._database.after_open = self.forgetting.resume
+        self._exporter = Exporter(self._database, self._tables)
+        self._importer = Importer(self._database, self._tables)
 
     def now(self) -> int:
         """The clock in microseconds since 1970."""
@@ -194,6 +202,21 @@ class Storage:
             redactor=redactor,
             now=self.now(),
         )
+
+    async def export_to(
+        self, target: Target, user_id: str, session_id: str | None, progress: Progress | None = None
+    ) -> TransferReport:
+        """Write one person's or one session's rows to a file; see `TieredMemory.aexport`."""
+        with writing(target) as file:
+            counts = await self._exporter.export(file, user_id, session_id, progress)
+        return TransferReport(counts["session"], counts["message"], counts["record"])
+
+    async def import_from(
+        self, source: Target, user_id: str, session_id: str | None, progress: Progress | None = None
+    ) -> TransferReport:
+        """Take in what `export_to` wrote; see `TieredMemory.aimport`."""
+        with reading(source) as file:
+            return await self._importer.load(file, user_id, session_id, progress)
 
     async def aclose(self) -> None:
         """Wait for running transactions and close what this object opened. Calling it twice is harmless."""

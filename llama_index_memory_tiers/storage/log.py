@@ -13,6 +13,7 @@ from sqlalchemy import String, and_, bindparam, case, cast, func, insert, litera
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.records import Place, StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.alignment import LogRow, plan_alignment
@@ -237,6 +238,7 @@ class MessageLog:
             assert row is not None  # noqa: S101  # it was inserted in this transaction
         if entries:
             await connection.execute(self._insert, _rows(row.sid, row.head_seq - len(entries) + 1, entries))
+            failpoints.reach("put.inserted")
         return PutResult(row.sid, row.head_seq, row.active_tokens, len(entries))
 
     async def _make_session(
@@ -447,6 +449,29 @@ class MessageLog:
 
         if metas:
             await self._database.write(work)
+
+    async def tombstone(self, connection: AsyncConnection, sid: int, seqs: Sequence[int]) -> int:
+        """Take the texts of messages away, whatever their status; part of the transaction that forgets.
+
+        Args:
+            connection: In a transaction that has locked the session's row.
+            sid: Private row of the session.
+            seqs: Which messages.
+
+        Returns:
+            How many still had a text.
+        """
+        return await self._set_status(connection, sid, seqs, GONE, only=(ACTIVE, ARCHIVED, CLEARED))
+
+    def drop_cached(self, user_id: str, session_id: str | None = None) -> None:
+        """Let decoded windows go: of one session, or of all of a person."""
+        for key in list(self._cache.windows):
+            if key[0] == user_id and session_id in (None, key[1]):
+                self._cache.windows.pop(key, None)
+
+    def cached(self, user_id: str, session_id: str | None = None) -> int:
+        """How many decoded windows are held; see `drop_cached`."""
+        return sum(key[0] == user_id and session_id in (None, key[1]) for key in list(self._cache.windows))
 
     async def _set_status(
         self,

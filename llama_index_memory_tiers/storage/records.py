@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.copies import many_objects
 from llama_index_memory_tiers.records import (
     Changes,
@@ -131,6 +132,16 @@ class RecordStore:
             .where(by_id, m.c.status != GONE)
         )  # fmt: skip
 
+    def drop_cached(self, owners: Collection[str]) -> None:
+        """Let the indexes of owners go."""
+        for key in self._cache.held():
+            if isinstance(key, tuple) and key[0] in owners:
+                self._cache.drop(key)
+
+    def cached(self, owners: Collection[str]) -> int:
+        """How many indexes of these owners are held."""
+        return sum(isinstance(key, tuple) and key[0] in owners for key in self._cache.held())
+
     async def epoch(self, owner: str) -> int:
         """The owner's epoch: only a deletion raises it. 0 for an owner that has nothing yet."""
         o = self._t.owners
@@ -165,14 +176,18 @@ class RecordStore:
             now_epoch, rev = (await connection.execute(self._touch, {"owner": owner, "raise_epoch": 0})).one()
             if now_epoch != epoch or not await fence(connection):
                 raise _RolledBackError
+            failpoints.reach("merge.fenced")
             changes = merge(await self._read_for_merge(connection, owner, block, reads))
             await self._write(connection, owner, block, rev, changes)
+            failpoints.reach("merge.written")
             return changes
 
         try:
-            return await self._database.write(work)
+            changes = await self._database.write(work)
         except _RolledBackError:
             return None
+        failpoints.reach("merge.committed")
+        return changes
 
     async def change(self, owner: str, block: str, *, reads: Reads, merge: Merge) -> Changes:
         """Change an owner's records by hand: what no message of the log made.
@@ -364,6 +379,7 @@ class RecordStore:
             return OwnerIndex()  # nothing was ever learnt about this owner
         index, fresh = caught_up
         self._cache.put(key, index)
+        failpoints.reach("index.updated")
         if fresh >= max(_PACKED_ROWS, len(index) // 4):
             self._pack_soon(index, owner, model)
         return index
@@ -396,6 +412,7 @@ class RecordStore:
             if len(page) < _PAGE_ROWS:
                 break
             after = {"rev": page[-1].rev, "id": page[-1].id}
+        failpoints.reach("index.read")
         if len(found) > _THREAD_ROWS:
             await asyncio.to_thread(_take_in, index, found)
         elif found:

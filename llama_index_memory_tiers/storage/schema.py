@@ -23,6 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.elements import TextClause
 
+from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.errors import ConfigurationError, ForeignTableError, SchemaVersionError
 from llama_index_memory_tiers.storage.database import Database
 
@@ -71,6 +72,8 @@ class Tables:
     embeddings: Table
     terms: Table
     packs: Table
+    forgetting: Table
+    forgotten: Table
 
 
 def build_tables(prefix: str, schema: str | None = None) -> Tables:
@@ -133,6 +136,14 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
             "packs", key("pack"), key("part", Integer), Column("parts", Integer), Column("owner", Text),
             Column("model", Text), Column("epoch", BigInteger), Column("rev", BigInteger), Column("body", LargeBinary),
         ),
+        forgetting=table(
+            "forgetting", identity("id"), Column("user_id", Text), Column("spec", Text), Column("done", Text),
+            Column("started_at", BigInteger), Column("finished_at", BigInteger), Column("records_until", BigInteger),
+        ),
+        forgotten=table(
+            "forgotten", identity("id"), Column("job", BigInteger), Column("user_id", Text), Column("block", Text),
+            Column("what", Text),
+        ),
     )  # fmt: skip
 
 
@@ -192,6 +203,14 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
            PRIMARY KEY (pack, part))""",
         "CREATE INDEX {i[packs_owner]} ON {t[packs]} (owner, model)",
     ),
+    (
+        """CREATE TABLE {t[forgetting]} (id {id}, user_id TEXT NOT NULL, spec TEXT NOT NULL, done TEXT NOT NULL,
+           started_at BIGINT NOT NULL, finished_at BIGINT, records_until BIGINT)""",
+        """CREATE TABLE {t[forgotten]} (id {id}, job BIGINT NOT NULL, user_id TEXT NOT NULL, block TEXT NOT NULL,
+           what TEXT NOT NULL)""",
+        # Without it each forgotten session reads all dead letters.
+        "CREATE INDEX {i[dead_sid]} ON {t[dead]} (sid)",
+    ),
 )
 VERSION = len(_MIGRATIONS)
 
@@ -223,9 +242,11 @@ async def migrate(database: Database, tables: Tables, *, now: Callable[[], int])
         for number in range(found + 1, VERSION + 1):
             for statement in _MIGRATIONS[number - 1]:
                 await connection.execute(text(_filled(statement, tables, sqlite=database.sqlite)))
+                failpoints.reach("migrate.statement")
             await connection.execute(insert(tables.versions).values(version=number, applied_at=now()))
 
     await database.write(work, opening=True)
+    failpoints.reach("migrate.done")
 
 
 def _look(connection: Any, tables: Tables) -> int:

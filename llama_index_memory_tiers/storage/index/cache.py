@@ -41,6 +41,17 @@ class IndexCache:
                 self._held.move_to_end(key)
             return index
 
+    def drop(self, key: Hashable) -> None:
+        """Let an index go; nothing happens when it is not held."""
+        with self._lock:
+            if self._held.pop(key, None) is not None:
+                self._total -= self._sizes.pop(key)
+
+    def held(self) -> list[Hashable]:
+        """Keys of what is held."""
+        with self._lock:
+            return list(self._held)
+
     def put(self, key: Hashable, index: OwnerIndex) -> None:
         """Keep an index as the newest, dropping old ones that no longer fit; put again whenever it has grown.
 

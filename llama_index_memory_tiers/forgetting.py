@@ -1,0 +1,114 @@
+"""Forgetter: runs a job of forgetting, tells the blocks, and writes the receipt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.memory import StaticMemoryBlock as CoreStaticMemoryBlock
+from llama_index.core.memory.memory import BaseMemoryBlock
+
+from llama_index_memory_tiers import failpoints
+from llama_index_memory_tiers.blocks.base import TieredMemoryBlock
+from llama_index_memory_tiers.errors import StorageError
+from llama_index_memory_tiers.events import ForgetEntry, ForgetReceipt
+from llama_index_memory_tiers.records import Forgotten
+from llama_index_memory_tiers.storage import Storage
+from llama_index_memory_tiers.storage.forgetting import STORES, Outcome
+from llama_index_memory_tiers.storage.selection import Selection
+
+_logger = logging.getLogger(__name__)
+_NOTES_AT_ONCE = 50
+
+
+class Forgetter:
+    """Forgets for one set of blocks.
+
+    Args:
+        storage: Where.
+        blocks: All blocks of a memory.
+    """
+
+    def __init__(self, storage: Storage, blocks: Sequence[BaseMemoryBlock[Any]]) -> None:
+        self._storage = storage
+        self._tellable = {b.key: b for b in blocks if isinstance(b, TieredMemoryBlock) and b.holds_external_data}
+        self._unreached = tuple(
+            block.name
+            for block in blocks
+            if not isinstance(block, TieredMemoryBlock | CoreStaticMemoryBlock) and block.accept_short_term_memory
+        )
+        self._telling: set[asyncio.Task[None]] = set()
+
+    @property
+    def external(self) -> tuple[str, ...]:
+        """Keys of the blocks that hold data elsewhere."""
+        return tuple(self._tellable)
+
+    async def forget(self, selection: Selection) -> tuple[ForgetReceipt, bool]:
+        """Forget what is selected and look again.
+
+        Args:
+            selection: What, with `external`.
+
+        Returns:
+            The receipt, and whether a block has to read something again.
+        """
+        store = self._storage.forgetting
+        run = await store.begin(selection)
+        outcome = await store.run(run)
+        told = [await self._tell(key, selection.user_id) for key in self._tellable]
+        failpoints.reach("forget.blocks")
+        await store.close(run.job)
+        return ForgetReceipt((*_entries(outcome), *told), self._unreached), outcome.moved_back
+
+    async def _tell(self, key: str, user_id: str | None = None) -> ForgetEntry:
+        """Tell a block everything that it has not been told of, and count what it was or was not told."""
+        store, block = self._storage.forgetting, self._tellable[key]
+        notes = await store.to_tell(key, user_id)
+        done = 0
+        for at in range(0, len(notes), _NOTES_AT_ONCE):
+            part = notes[at : at + _NOTES_AT_ONCE]
+            whole = Forgotten(
+                tuple(record for _, note in part for record in note.records),
+                tuple(message for _, note in part for message in note.messages),
+            )
+            try:
+                await asyncio.wait_for(block.forget(whole), block.timeout_seconds)
+            except Exception as error:  # noqa: BLE001  # whatever a store raises: it stays pending and says so
+                left = sum(max(len(note.records), len(note.messages)) for _, note in notes[at:])
+                _logger.warning("forgetting stays pending", extra={"block": key, "error": type(error).__name__})
+                return ForgetEntry(key, done, left, type(error).__name__)
+            await store.told([number for number, _ in part])
+            done += sum(max(len(note.records), len(note.messages)) for _, note in part)
+        return ForgetEntry(key, done, 0)
+
+    def tell_waiting(self) -> None:
+        """Tell blocks in the background what an earlier process forgot and could not tell them."""
+        store = self._storage.forgetting
+        if not store.waiting or not self._tellable or self._telling:
+            return
+        store.waiting = False
+        task = asyncio.get_running_loop().create_task(self._tell_all())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell_all(self) -> None:
+        with contextlib.suppress(StorageError):
+            for key in self._tellable:
+                await self._tell(key)
+
+    async def aclose(self) -> None:
+        """Wait for what is being told on this loop."""
+        mine = [task for task in self._telling if task.get_loop() is asyncio.get_running_loop()]
+        await asyncio.gather(*mine, return_exceptions=True)
+
+
+def _entries(outcome: Outcome) -> list[ForgetEntry]:
+    return [ForgetEntry(store, outcome.removed.get(store, 0), _left(outcome, store)) for store in STORES]
+
+
+def _left(outcome: Outcome, store: str) -> int | None:
+    return 0 if store == "cursors moved back" else outcome.left.get(store)

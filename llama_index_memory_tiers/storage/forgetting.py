@@ -1,0 +1,456 @@
+"""Forgetting: a job that is written down first, goes through the log and the records, and looks again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import String, cast, delete, exists, func, insert, literal, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llama_index_memory_tiers import failpoints
+from llama_index_memory_tiers.errors import StorageError
+from llama_index_memory_tiers.records import Forgotten
+from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.erasing import Eraser, Rewind
+from llama_index_memory_tiers.storage.log import MessageLog
+from llama_index_memory_tiers.storage.records import RecordStore
+from llama_index_memory_tiers.storage.rows import GONE, chunks
+from llama_index_memory_tiers.storage.schema import Tables
+from llama_index_memory_tiers.storage.selection import Selection
+
+_logger = logging.getLogger(__name__)
+
+STORES = (
+    "messages", "records", "sources", "embeddings", "terms", "packs", "dead letters", "cursors moved back", "caches",
+    "write-ahead log",
+)  # fmt: skip
+"""What is read again after the deletes."""
+_PAGE_ROWS = 200
+_KEPT_MICROSECONDS = 86_400_000_000  # a finished job's counts wait so long for the call that began it
+_CHECKPOINT_MILLISECONDS = 2000
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run of a job met.
+
+    Args:
+        job: Its number.
+        selection: What it forgets.
+        records: Rows of records that it deleted.
+        sids: Sessions in which it found something.
+        owners: Whose records changed.
+        moved_back: Whether a block has to read something again.
+    """
+
+    job: int
+    selection: Selection
+    records: set[int] = field(default_factory=set)
+    sids: set[int] = field(default_factory=set)
+    owners: set[str] = field(default_factory=set)
+    moved_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a job did and what a second reading found.
+
+    Args:
+        removed: Rows that are gone, by store.
+        left: Rows that are there all the same, by store; what could not be read again is missing.
+        moved_back: Whether a block has to read something again.
+    """
+
+    removed: Mapping[str, int]
+    left: Mapping[str, int]
+    moved_back: bool
+
+
+class ForgettingStore:
+    """Runs jobs of forgetting; each transaction leaves a state from which the same job can go on.
+
+    Args:
+        database: Where.
+        tables: The tables.
+        log: Its cached windows go.
+        records: Its cached indexes go.
+        now: Clock in microseconds since 1970.
+    """
+
+    def __init__(
+        self, database: Database, tables: Tables, log: MessageLog, records: RecordStore, *, now: Callable[[], int]
+    ) -> None:
+        self._database = database
+        self._t = tables
+        self._j = tables.forgetting
+        self._log = log
+        self._records = records
+        self._eraser = Eraser(tables)
+        self._now = now
+        self.waiting = False  # blocks are to be told of what an earlier process forgot
+
+    async def begin(self, selection: Selection) -> Run:
+        """Write down what is to be forgotten, with how far each session reaches now.
+
+        Args:
+            selection: What.
+
+        Returns:
+            The job, for `run`.
+        """
+        s, m = self._t.sessions, self._t.messages
+        query = select(s.c.sid, s.c.head_seq).where(s.c.user_id == selection.user_id)
+        queries = [query]
+        if selection.session_id is not None:
+            queries = [query.where(s.c.session_id == selection.session_id)]
+        elif selection.ids is not None:  # of a person's thousand sessions the few that are meant
+            meant = [exists().where(m.c.sid == s.c.sid, m.c.uid.in_(part)) for part in chunks(selection.ids)]
+            queries = [query.where(one) for one in meant]
+
+        async def work(connection: AsyncConnection) -> Run:
+            heads = {row.sid: row.head_seq for one in queries for row in await connection.execute(one)}
+            whole = replace(selection, heads=heads)
+            values = {"user_id": whole.user_id, "spec": whole.to_json(), "done": "{}", "started_at": self._now()}
+            made = await connection.execute(insert(self._j).values(values).returning(self._j.c.id))
+            return Run(int(made.scalar_one()), whole)
+
+        run = await self._database.write(work)
+        failpoints.reach("forget.noted")
+        return run
+
+    async def run(self, run: Run) -> Outcome:
+        """Do a job, or what an interrupted run of it has left, and look again.
+
+        Args:
+            run: From `begin`, or read again.
+
+        Returns:
+            What is gone, and what a second reading found.
+        """
+        row = await self._job(run.job)
+        for sid in run.selection.heads:
+            await self._forget_messages(run, sid)
+            failpoints.reach("forget.messages")
+        known = None if row is None else row.records_until
+        until = known if known is not None else await self._note_records(run)
+        for query in self._record_queries(run.selection):
+            await self._forget_records(run, query, until)
+        failpoints.reach("forget.records")
+        self._drop_caches(run)
+        left = await self._look_again(run, until)
+        failpoints.reach("forget.verified")
+        done = await self._finish(run.job)
+        left |= {"write-ahead log": 0} if await self._checkpoint() else {}
+        return Outcome(done, left, moved_back=run.moved_back)
+
+    async def resume(self) -> None:
+        """Finish what another start has left undone; part of opening the storage."""
+        j, f = self._j, self._t.forgotten
+
+        async def work(connection: AsyncConnection) -> tuple[list[Any], bool]:
+            jobs = (await connection.execute(select(j.c.id, j.c.finished_at, j.c.spec).order_by(j.c.id))).all()
+            return list(jobs), (await connection.execute(select(f.c.id).limit(1))).first() is not None
+
+        jobs, self.waiting = await self._database.read(work)
+        for number, finished_at, spec in jobs:
+            if finished_at is None:
+                _logger.info("interrupted forgetting goes on", extra={"job": number})
+                await self.run(Run(number, Selection.from_json(spec)))
+            elif finished_at < self._now() - _KEPT_MICROSECONDS:
+                await self.close(number)
+        if any(finished_at is None for _, finished_at, _ in jobs):
+            self.waiting = (await self._database.read(work))[1]
+
+    async def close(self, job: int) -> None:
+        """Remove a finished job, as its counts have been read."""
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(delete(self._j).where(self._j.c.id == job, self._j.c.finished_at.is_not(None)))
+
+        await self._database.write(work)
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+
+    async def _job(self, job: int) -> Any:
+        async def work(connection: AsyncConnection) -> Any:
+            return (await connection.execute(select(self._j).where(self._j.c.id == job))).first()
+
+        return await self._database.read(work)
+
+    async def _going_on(self, connection: AsyncConnection, job: int) -> dict[str, int] | None:
+        """What a job has done so far, its row locked; `None` when another process has finished it."""
+        query = select(self._j.c.done).where(self._j.c.id == job, self._j.c.finished_at.is_(None)).with_for_update()
+        found = (await connection.execute(query)).scalar()
+        return None if found is None else json.loads(found)
+
+    async def _add(
+        self, connection: AsyncConnection, job: int, done: dict[str, int], more: Iterable[tuple[str, int]]
+    ) -> None:
+        for store, count in more:
+            done[store] = done.get(store, 0) + count
+        await connection.execute(update(self._j).where(self._j.c.id == job).values(done=codec.to_json(done)))
+
+    async def _note_records(self, run: Run) -> int:
+        """Up to which record a job reaches: what is written from now on was made from what is left."""
+        r = self._t.records
+
+        async def work(connection: AsyncConnection) -> int:
+            found = int((await connection.execute(select(func.coalesce(func.max(r.c.id), 0)))).scalar_one())
+            await connection.execute(update(self._j).where(self._j.c.id == run.job).values(records_until=found))
+            return found
+
+        return await self._database.write(work)
+
+    async def _finish(self, job: int) -> dict[str, int]:
+        """Keep the counts, and no word of what was asked for."""
+
+        async def work(connection: AsyncConnection) -> dict[str, int]:
+            values = {"finished_at": func.coalesce(self._j.c.finished_at, self._now()), "spec": "{}"}
+            statement = update(self._j).where(self._j.c.id == job).values(values).returning(self._j.c.done)
+            found = (await connection.execute(statement)).scalar()
+            return {} if found is None else dict(json.loads(found))
+
+        return await self._database.write(work)
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    async def _matching(self, selection: Selection, sid: int) -> AsyncIterator[list[Any]]:
+        """Messages of a session that are meant and still leave a trace, page by page."""
+        m, s = self._t.messages, self._t.sources
+        trace = or_(m.c.status != GONE, exists().where(s.c.sid == m.c.sid, s.c.seq == m.c.seq))
+        columns = (m.c.seq, m.c.uid) if selection.filter is None else (m.c.seq, m.c.uid, m.c.role, m.c.data, m.c.meta)
+        base = select(*columns).where(m.c.sid == sid, m.c.seq <= selection.heads[sid], trace)
+        if selection.before is not None:
+            base = base.where(m.c.created_at < selection.before)
+        for part in chunks(selection.ids) if selection.ids is not None else [None]:
+            query = base if part is None else base.where(m.c.uid.in_(part))
+            after = 0
+            while True:
+                rows = await self._read(query.where(m.c.seq > after).order_by(m.c.seq).limit(_PAGE_ROWS))
+                yield [row for row in rows if _means(selection, row)]
+                if len(rows) < _PAGE_ROWS:
+                    break
+                after = rows[-1].seq
+
+    async def _forget_messages(self, run: Run, sid: int) -> None:
+        async for page in self._matching(run.selection, sid):
+            if page:
+                await self._forget_page(run, sid, page)
+
+    async def _forget_page(self, run: Run, sid: int, page: Sequence[Any]) -> None:
+        seqs = [row.seq for row in page]
+        eraser, s = self._eraser, self._t.sessions
+
+        async def work(connection: AsyncConnection) -> None:
+            done = await self._going_on(connection, run.job)
+            if done is None:
+                return
+            await self._overwriting(connection)
+            lock = select(s.c.sid).where(s.c.sid == sid).with_for_update(key_share=True)
+            await connection.execute(lock)
+            rows = await eraser.derived(connection, sid, seqs)
+            rewinds: list[Rewind] = []
+            if run.selection.derived == "rederive":
+                places = frozenset((sid, seq) for seq in seqs)
+                rewinds = await eraser.rewinds(connection, rows.values(), places)
+                for rewind in rewinds:
+                    rows |= rewind.records
+            owners = {row.owner for row in rows.values()} | _owners_of(run.selection.user_id, [sid])
+            revisions = await eraser.touch(connection, owners)
+            await eraser.void_claims(connection, sid)
+            moved = sum([await eraser.move_back(connection, rewind) for rewind in rewinds])
+            counts = {"messages": await self._log.tombstone(connection, sid, seqs), "cursors moved back": moved}
+            failpoints.reach("forget.tombstoned")
+            counts |= await eraser.delete(connection, rows.values(), revisions)
+            counts["dead letters"] = await eraser.dead_letters(connection, sid)
+            messages = tuple((sid, row.seq, row.uid) for row in page)
+            await self._note_forgotten(connection, run, rows.values(), messages)
+            await self._add(connection, run.job, done, counts.items())
+            run.records.update(rows)
+            run.owners |= owners
+            run.moved_back |= bool(moved)
+
+        await self._database.write(work)
+        run.sids.add(sid)
+
+    # -- records ---------------------------------------------------------------------------------------------
+
+    def _owners(self, selection: Selection) -> set[str]:
+        """Whose records may be meant: a session's own, and a person's when not only a session is meant."""
+        user = selection.user_id if selection.session_id is None else ""
+        return _owners_of(user, selection.heads)
+
+    def _record_queries(self, selection: Selection) -> list[Any]:
+        """Statements that find records which are meant themselves: named, or without any source."""
+        r, s = self._t.records, self._t.sources
+        base = select(*self._eraser.columns, r.c.text, r.c.data, r.c.speaker)
+        if selection.before is not None:
+            base = base.where(func.coalesce(r.c.said_at, r.c.created_at) < selection.before)
+        if not selection.names_records:
+            base = base.where(~exists().where(s.c.record_id == r.c.id))
+        named = [base] if selection.ids is None else [base.where(r.c.uid.in_(part)) for part in chunks(selection.ids)]
+        if selection.ids is not None and selection.session_id is None:
+            return [query.where(self._of_person(selection.user_id)) for query in named]
+        owners = sorted(self._owners(selection))
+        found = [query.where(r.c.owner.in_(part)) for query in named for part in chunks(owners)]
+        if selection.session_id is not None and selection.user_id and selection.names_records:
+            # Of what is known about the person, what came from this session.
+            here = exists().where(s.c.record_id == r.c.id, s.c.sid.in_(list(selection.heads)))
+            found += [query.where(r.c.owner == f"u:{selection.user_id}", here) for query in named]
+        return found
+
+    def _of_person(self, user_id: str) -> Any:
+        r, s = self._t.records, self._t.sessions
+        own = select(literal("s:") + cast(s.c.sid, String)).where(s.c.user_id == user_id)
+        return or_(r.c.owner == f"u:{user_id}", r.c.owner.in_(own))
+
+    async def _records_meant(self, selection: Selection, query: Any, until: int) -> AsyncIterator[list[Any]]:
+        r = self._t.records
+        after = 0
+        while True:
+            rows = await self._read(query.where(r.c.id > after, r.c.id <= until).order_by(r.c.id).limit(_PAGE_ROWS))
+            wanted = selection.filter
+            yield [row for row in rows if wanted is None or wanted.matches_record(row.text, row.data, row.speaker)]
+            if len(rows) < _PAGE_ROWS:
+                return
+            after = rows[-1].id
+
+    async def _forget_records(self, run: Run, query: Any, until: int) -> None:
+        async for page in self._records_meant(run.selection, query, until):
+            if not page:
+                continue
+
+            async def work(connection: AsyncConnection, page: Sequence[Any] = page) -> None:
+                done = await self._going_on(connection, run.job)
+                if done is None:
+                    return
+                await self._overwriting(connection)
+                owners = {row.owner for row in page}
+                counts = await self._eraser.delete(connection, page, await self._eraser.touch(connection, owners))
+                await self._note_forgotten(connection, run, page, ())
+                await self._add(connection, run.job, done, counts.items())
+                run.records.update(row.id for row in page)
+                run.owners |= owners
+
+            await self._database.write(work)
+
+    # -- what blocks hold elsewhere --------------------------------------------------------------------------
+
+    async def _note_forgotten(
+        self,
+        connection: AsyncConnection,
+        run: Run,
+        records: Collection[Any],
+        messages: tuple[tuple[int, int, str], ...],
+    ) -> None:
+        for block in run.selection.external:
+            mine = [row.uid for row in records if row.block == block]
+            if mine or messages:
+                what = codec.to_json({"records": mine, "messages": messages})
+                values = {"job": run.job, "user_id": run.selection.user_id, "block": block, "what": what}
+                await connection.execute(insert(self._t.forgotten).values(values))
+
+    async def to_tell(self, block: str, user_id: str | None = None) -> list[tuple[int, Forgotten]]:
+        """What a block has not yet been told of: number and content of each note.
+
+        Args:
+            block: Key of the block.
+            user_id: Only about this person.
+        """
+        f = self._t.forgotten
+        query = select(f.c.id, f.c.what).where(f.c.block == block).order_by(f.c.id)
+        if user_id is not None:
+            query = query.where(f.c.user_id == user_id)
+        found = []
+        for number, what in await self._read(query):
+            fields = json.loads(what)
+            messages = tuple((sid, seq, uid) for sid, seq, uid in fields["messages"])
+            found.append((number, Forgotten(tuple(fields["records"]), messages)))
+        return found
+
+    async def told(self, numbers: Sequence[int]) -> None:
+        """Cross out what a block has been told of."""
+        f = self._t.forgotten
+
+        async def work(connection: AsyncConnection) -> None:
+            for part in chunks(numbers):
+                await connection.execute(delete(f).where(f.c.id.in_(part)))
+
+        await self._database.write(work)
+
+    # -- looking again ---------------------------------------------------------------------------------------
+
+    def _drop_caches(self, run: Run) -> None:
+        self._log.drop_cached(run.selection.user_id, run.selection.session_id)
+        self._records.drop_cached(run.owners)
+
+    async def _look_again(self, run: Run, until: int) -> dict[str, int]:
+        """Read every store as if nothing had been done."""
+        selection = run.selection
+
+        async def work(connection: AsyncConnection) -> dict[str, int]:
+            left = await self._eraser.left_of(connection, sorted(run.records))
+            left["packs"] = await self._eraser.packs_left(connection, run.owners)
+            left |= {"messages": 0, "dead letters": 0}
+            for sid in sorted(run.sids):
+                for store, count in (await self._eraser.left_in(connection, sid)).items():
+                    left[store] += count
+            return left
+
+        left = await self._database.read(work)
+        for sid in selection.heads:
+            async for page in self._matching(selection, sid):
+                left["messages"] += len(page)
+        for query in self._record_queries(selection):
+            async for page in self._records_meant(selection, query, until):
+                left["records"] += len(page)
+        cached = self._log.cached(selection.user_id, selection.session_id) + self._records.cached(run.owners)
+        # A reader of this moment may hold a window again; it was read after the deletes, which `messages` has proven.
+        return left | {"caches": 0 if left["messages"] == 0 else cached}
+
+    async def _checkpoint(self) -> bool:
+        """Empty SQLite's write-ahead log, in which the old pages stand; false when a reader is in the way."""
+        if not self._database.sqlite:
+            return True
+
+        async def work(connection: AsyncConnection) -> bool:
+            waited = (await connection.exec_driver_sql("PRAGMA busy_timeout")).scalar_one()
+            await connection.exec_driver_sql(f"PRAGMA busy_timeout={_CHECKPOINT_MILLISECONDS}")
+            try:
+                row = (await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")).one()
+            finally:
+                await connection.exec_driver_sql(f"PRAGMA busy_timeout={waited}")
+            return not row[0]
+
+        try:
+            return await self._database.read(work)
+        except StorageError:
+            return False
+
+    async def _overwriting(self, connection: AsyncConnection) -> None:
+        """Have SQLite overwrite what it deletes, on a connection of the user's engine as well."""
+        if self._database.sqlite:
+            await connection.exec_driver_sql("PRAGMA secure_delete=ON")
+
+    async def _read(self, query: Any) -> Sequence[Any]:
+        async def work(connection: AsyncConnection) -> Sequence[Any]:
+            return (await connection.execute(query)).all()
+
+        return await self._database.read(work)
+
+
+def _means(selection: Selection, row: Any) -> bool:
+    if selection.filter is None:
+        return True
+    return row.data is not None and selection.filter.matches_message(row.role, row.data, row.meta)
+
+
+def _owners_of(user_id: str, sids: Iterable[int]) -> set[str]:
+    """Keys of a person, when there is one, and of sessions."""
+    own = {f"s:{sid}" for sid in sids}
+    return own | {f"u:{user_id}"} if user_id else own
