@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llama_index_memory_tiers import Storage
+from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record
 from llama_index_memory_tiers.storage import Entry, IndexQuery
 from llama_index_memory_tiers.storage import packs as packs_module
@@ -98,6 +98,27 @@ async def test_a_deletion_takes_packs_along(make_storage: MakeStorage, storage_k
     assert await rows(storage) > 0
     await storage.log.clear("ann", "s", ["active", "archived"], gone=True)
     assert await rows(storage) == 0
+
+
+async def test_forgetting_a_person_proves_that_no_pack_is_left(make_storage: MakeStorage, storage_kind: str) -> None:
+    storage = make_storage(storage_kind)
+    memory = TieredMemory(
+        storage=storage,
+        user_id="ann",
+        session_id="s",
+        memory_blocks=[VectorMemoryBlock(embed_model=None)],
+        delivery="inline",
+    )
+    for word in WORDS:
+        await memory.aremember(word)
+    assert await memory.arecall("parrot")
+    await storage.records.settle()
+    assert await rows(storage) > 0
+    receipt = await memory.aforget(scope="user")
+    assert receipt.complete
+    assert await rows(storage) == 0
+    assert await memory.arecall("parrot") == []
+    await memory.aclose()
 
 
 async def test_a_pack_made_during_a_deletion_is_not_kept(make_storage: MakeStorage, storage_kind: str) -> None:

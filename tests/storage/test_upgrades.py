@@ -34,7 +34,7 @@ OldStorage = Callable[[int], Awaitable[Storage]]
 
 @pytest.fixture
 def old_storage(make_storage: Callable[..., Storage], storage_kind: str, tmp_path: Path) -> OldStorage:
-    """Made with a version: `await old_storage(1)` is a storage over a database of that version, not opened yet."""
+    """A storage over a database of the version that it is called with, not opened yet."""
     schema = f"v_{uuid.uuid4().hex[:12]}"
 
     async def make(version: int) -> Storage:
