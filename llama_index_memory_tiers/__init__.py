@@ -2,6 +2,7 @@
 
 from llama_index_memory_tiers.blocks import (
     FactExtractionMemoryBlock,
+    HeatMemoryBlock,
     StaticMemoryBlock,
     TieredMemoryBlock,
     VectorMemoryBlock,
@@ -33,6 +34,7 @@ __all__ = [
     "ContextReport",
     "FactExtractionMemoryBlock",
     "FlushReport",
+    "HeatMemoryBlock",
     "InvalidMessageError",
     "MemoryTiersError",
     "RecallOutcome",

@@ -149,6 +149,11 @@ def transcribe(messages: Sequence[StoredMessage], before: Sequence[StoredMessage
     return Transcript("\n".join([*parts, "<conversation>", *numbered, "</conversation>"]), tuple(lines))
 
 
+def spoken(messages: Sequence[StoredMessage]) -> list[str]:
+    """Write messages as neutral lines without numbers; see `transcribe`."""
+    return [_line(stored, said) for stored in messages if (said := _said(stored.message))]
+
+
 def _line(stored: StoredMessage, said: str) -> str:
     role = stored.role
     who = stored.meta.sent_from or ("Tool" if role in RESULT_ROLES else role.value.capitalize())
@@ -486,6 +491,29 @@ def _facts_in(value: Any, depth: int = 0) -> list[FactDraft] | None:
             known = True
             drafts += found
     return drafts if known else None
+
+
+def read_objects(answer: str) -> list[Any]:
+    """Read the JSON values in a model's answer, with prose and fences around them; of a cut one the whole ones.
+
+    Args:
+        answer: What the model wrote.
+
+    Returns:
+        The values in order; none when there are none.
+    """
+    clean = _THOUGHT_END.sub("", _THOUGHT.sub("", _repaired(answer[:MAX_ANSWER_CHARS])))
+    bare = _FENCE.sub("", clean)
+    values, complete = _json_values(bare)
+    if complete:
+        return values
+    mended, whole = _json_values(_TRAILING_COMMA.sub(r"\1", bare))
+    return mended if whole or len(mended) > len(values) else values
+
+
+def one_line(value: Any) -> str:
+    """A text of a model's answer on one line, its characters as they are; '' for anything but text and numbers."""
+    return _one_line(value)
 
 
 def _read_none(text: str) -> Answer | None:

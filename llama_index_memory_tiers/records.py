@@ -154,7 +154,9 @@ class Record:
         expires_at: When it stops being recalled.
         superseded_by: Id of the record that replaced it.
         archived_at: When an eviction put it aside.
-        sources: The messages it came from.
+        sources: The messages it came from; empty where a reader says that it leaves them out.
+        parent: Id of the record that it is a part of, such as a page's segment.
+        tokens: Size of what is shown.
     """
 
     id: str
@@ -168,6 +170,8 @@ class Record:
     superseded_by: str | None = None
     archived_at: datetime | None = None
     sources: tuple[Place, ...] = ()
+    parent: str | None = None
+    tokens: int = 0
 
     @property
     def live(self) -> bool:
@@ -192,6 +196,7 @@ class NewRecord:
         tokens: Size of what will be shown, by the memory's counter.
         vector: Embedding, shape (dimensions,), or `None`.
         model: Name of the embedding model that made `vector`.
+        parent: See `Record`.
     """
 
     id: str
@@ -206,6 +211,7 @@ class NewRecord:
     tokens: int = 0
     vector: tuple[float, ...] | None = None
     model: str = ""
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +225,7 @@ class Changes:
         supersede: Old id → id of the record that replaces it.
         archive: Ids to put aside.
         restore: Ids to take back from where `archive` put them.
+        events: What is told once all this is written.
     """
 
     add: tuple[NewRecord, ...] = ()
@@ -226,6 +233,7 @@ class Changes:
     supersede: Mapping[str, str] = field(default_factory=nothing)
     archive: tuple[str, ...] = ()
     restore: tuple[str, ...] = ()
+    events: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

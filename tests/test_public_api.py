@@ -25,6 +25,7 @@ PUBLIC = [
     "ContextReport",
     "FactExtractionMemoryBlock",
     "FlushReport",
+    "HeatMemoryBlock",
     "InvalidMessageError",
     "MemoryTiersError",
     "RecallOutcome",

@@ -12,11 +12,14 @@ from llama_index_memory_tiers.blocks.absorbing import Consumer
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
+from llama_index_memory_tiers.blocks.heat import HeatMemoryBlock, ProfileVersion
 from llama_index_memory_tiers.blocks.static import StaticMemoryBlock
 from llama_index_memory_tiers.blocks.vector import VectorMemoryBlock
 
 __all__ = [
     "FactExtractionMemoryBlock",
+    "HeatMemoryBlock",
+    "ProfileVersion",
     "Query",
     "StaticMemoryBlock",
     "TieredMemoryBlock",

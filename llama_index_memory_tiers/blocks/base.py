@@ -110,6 +110,11 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         """Whether each session has records of its own."""
         return self.scope == "session"
 
+    @property
+    def hold_back(self) -> int:
+        """Newest complete turns that stay unread while the chat goes on."""
+        return 0
+
     async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Any:
         """Turn messages into a draft; may be slow and call models, writes nothing.
 

@@ -70,6 +70,7 @@ class Tables:
     sources: Table
     embeddings: Table
     terms: Table
+    visits: Table
 
 
 def build_tables(prefix: str, schema: str | None = None) -> Tables:
@@ -122,12 +123,14 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
             Column("said_at", BigInteger), Column("created_at", BigInteger), Column("expires_at", BigInteger),
             Column("superseded_by", Text), Column("archived_at", BigInteger),
             Column("sid", BigInteger), Column("seq", BigInteger), Column("speaker", Text), Column("tokens", BigInteger),
+            Column("parent", Text),
         ),
         sources=table(
             "record_sources", key("record_id", BigInteger), key("sid", BigInteger), key("seq", BigInteger),
         ),
         embeddings=table("embeddings", key("record_id", BigInteger), key("model"), Column("vec", LargeBinary)),
         terms=table("terms", key("record_id", BigInteger), Column("ids", LargeBinary), Column("counts", LargeBinary)),
+        visits=table("visits", key("record_id", BigInteger), Column("n", BigInteger), Column("last_at", BigInteger)),
     )  # fmt: skip
 
 
@@ -180,6 +183,11 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
            PRIMARY KEY (record_id, model))""",
         """CREATE TABLE {t[terms]} (record_id BIGINT PRIMARY KEY, ids {bytes} NOT NULL,
            counts {bytes} NOT NULL)""",
+    ),
+    (
+        "CREATE TABLE {t[visits]} (record_id BIGINT PRIMARY KEY, n BIGINT NOT NULL, last_at BIGINT NOT NULL)",
+        "ALTER TABLE {t[records]} ADD COLUMN parent TEXT",
+        "CREATE INDEX {i[records_parent]} ON {t[records]} (parent) WHERE parent IS NOT NULL",
     ),
 )
 VERSION = len(_MIGRATIONS)
