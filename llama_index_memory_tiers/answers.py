@@ -265,6 +265,29 @@ def _facts_in(value: Any, depth: int = 0) -> list[FactDraft] | None:
     return drafts if known else None
 
 
+def read_objects(answer: str) -> list[Any]:
+    """Read the JSON values in a model's answer, with prose and fences around them; of a cut one the whole ones.
+
+    Args:
+        answer: What the model wrote.
+
+    Returns:
+        The values in order; none when there are none.
+    """
+    clean = _THOUGHT_END.sub("", _THOUGHT.sub("", _repaired(answer[:MAX_ANSWER_CHARS])))
+    bare = _FENCE.sub("", clean)
+    values, complete = _json_values(bare)
+    if complete:
+        return values
+    mended, whole = _json_values(_TRAILING_COMMA.sub(r"\1", bare))
+    return mended if whole or len(mended) > len(values) else values
+
+
+def one_line(value: Any) -> str:
+    """A text of a model's answer on one line, its characters as they are; '' for anything but text and numbers."""
+    return _one_line(value)
+
+
 def _read_none(text: str) -> Answer | None:
     words = re.sub(r"\s+", " ", _FENCE.sub("", text)).strip(" .。!！*\"'`()（）")
     return Answer((), complete=True) if _NONE.fullmatch(words) or words == "{}" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from llama_index_memory_tiers.budget import (
     widened,
 )
 from llama_index_memory_tiers.copies import PlainText, Source, clone, many_objects
-from llama_index_memory_tiers.errors import BudgetError
+from llama_index_memory_tiers.errors import BudgetError, StorageError
 from llama_index_memory_tiers.events import (
     BlockFailed,
     ContextBuilt,
@@ -43,6 +44,8 @@ from llama_index_memory_tiers.events import (
 from llama_index_memory_tiers.records import Place, Scope
 from llama_index_memory_tiers.rendering import RecallPosition, render
 from llama_index_memory_tiers.storage import OwnerReader, Storage, Window, owner_key
+
+_logger = logging.getLogger(__name__)
 
 _REMEMBERED_TURNS = 256
 _FOREIGN_SECONDS = 60.0
@@ -317,6 +320,7 @@ class ContextBuilder:
         self._counter = counter
         self._settings = settings
         self._turns = TurnCache()
+        self._counted: OrderedDict[tuple[Any, ...], None] = OrderedDict()
         self.views = WindowViews(counter)
 
     def drop_remembered(self) -> None:
@@ -328,10 +332,31 @@ class ContextBuilder:
         """The context alone; see `build`."""
         alone = None if self._blocks else request.view.alone(request.limit)
         if alone is None:
-            return (await self.build(request)).messages
+            built = await self.build(request)
+            await self._visited(request, built.packed)
+            return built.messages
         tokens = sum(stored.tokens for stored in request.view.window.messages)
         self._tell(request, tokens, overflow=False)
         return alone
+
+    async def _visited(self, request: Request, packed: Packed) -> None:
+        """Count what was shown, once a turn; a context is handed out whether or not that can be written."""
+        shown = {part.part.name: [one for item in part.items for one in item.visits] for part in packed.parts}
+        blocks = {block.name: block for block in self._blocks if isinstance(block, TieredMemoryBlock)}
+        turn = (request.scope, request.turn, request.text)
+        found = {name: list(dict.fromkeys(ids)) for name, ids in shown.items() if ids and name in blocks}
+        if not found or turn in self._counted:
+            return
+        self._counted[turn] = None
+        while len(self._counted) > _REMEMBERED_TURNS:
+            self._counted.popitem(last=False)
+        for name, ids in found.items():
+            owner = owner_key(request.scope, request.view.window.sid, per_session=blocks[name].per_session)
+            try:
+                await self._storage.records.parts.visit(owner, ids)
+            except StorageError as error:
+                about = {"session_id": request.scope.session_id, "error": type(error).__name__}
+                _logger.warning("visits not counted", extra=about)
 
     def _tell(self, request: Request, tokens: int, *, overflow: bool) -> None:
         emit(ContextBuilt(session_id=request.scope.session_id, tokens=tokens, limit=request.limit, overflow=overflow))

@@ -61,6 +61,10 @@ class ExtractionError(MemoryTiersError):
     """A model's answer could not be read."""
 
 
+class ModelCallsUnavailableError(MemoryTiersError):
+    """The cap of model calls is reached; what waits is absorbed when it allows calls again."""
+
+
 class StorageError(MemoryTiersError):
     """The database cannot be used."""
 

@@ -66,6 +66,55 @@ class ContextBuilt(MemoryEvent):
     overflow: bool
 
 
+class SegmentEvent(MemoryEvent):
+    """Something happened to a topic of the middle tier."""
+
+    block: str
+    segment: str
+
+
+class SegmentCreated(SegmentEvent):
+    """A new topic came up."""
+
+    pages: int
+
+
+class SegmentMerged(SegmentEvent):
+    """Pages joined a topic that was there."""
+
+    pages: int
+
+
+class SegmentHeated(SegmentEvent):
+    """A topic became hot."""
+
+    heat: float
+
+
+class SegmentPromoted(SegmentEvent):
+    """A hot topic was analysed into long-term memory."""
+
+    pages: int
+    profile_version: int | None
+    knowledge: int
+
+
+class SegmentEvicted(SegmentEvent):
+    """A topic was put aside to make room."""
+
+    heat: float
+
+
+class ModelCalled(MemoryEvent):
+    """A block asked its language model."""
+
+    block: str
+    purpose: str
+    seconds: float
+    tokens: int = 0
+    error: str | None = None
+
+
 def emit(event: MemoryEvent) -> None:
     """Send an event to LlamaIndex's instrumentation."""
     dispatcher.event(event)
@@ -252,6 +301,118 @@ class ContextReport:
             f"<p>{self.tokens} of {self.limit} tokens{' (overflow)' if self.overflow else ''}</p>"
             f"<table><tr>{heads}</tr>{''.join(cells)}</table>"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentView:
+    """A topic of the middle tier.
+
+    Args:
+        id: Public id.
+        title: What it is about.
+        heat: How warm it is.
+        visits: Share of the visits in it.
+        pages: Share of the pages.
+        recency: Share of the time since it was last touched.
+        page_count: Pages in it.
+        unanalysed: Those that no model has analysed yet.
+        pinned: Never put aside.
+    """
+
+    id: str
+    title: str
+    heat: float
+    visits: float
+    pages: float
+    recency: float
+    page_count: int
+    unanalysed: int
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TierView:
+    """One tier of a memory.
+
+    Args:
+        name: `short`, `middle` or `long`.
+        count: What is in it: pairs, segments, pieces of knowledge.
+        tokens: Their size when shown.
+        capacity: How many it holds.
+    """
+
+    name: str
+    count: int
+    tokens: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class TiersReport:
+    """The tiers of a heat block, for one owner.
+
+    Args:
+        tiers: From short to long.
+        hottest: Topics, the hottest first.
+        profile_version: Version of the profile; `None` when there is none.
+        calls: Model calls that were paid for what is stored.
+    """
+
+    tiers: tuple[TierView, ...]
+    hottest: tuple[SegmentView, ...] = ()
+    profile_version: int | None = None
+    calls: int = 0
+
+    def __str__(self) -> str:
+        tiers = table(
+            ("tier", "count", "tokens", "capacity"), [(t.name, t.count, t.tokens, t.capacity) for t in self.tiers]
+        )
+        heads = ("segment", "heat", "visits", "pages", "recency", "unanalysed")
+        rows = [
+            (one.title, f"{one.heat:.2f}", f"{one.visits:g}", f"{one.pages:g}", f"{one.recency:.2f}", one.unanalysed)
+            for one in self.hottest
+        ]
+        profile = "none" if self.profile_version is None else f"version {self.profile_version}"
+        return f"{tiers}\n\nprofile: {profile}, model calls: {self.calls}\n\n{table(heads, rows)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A record that leaves, or would.
+
+    Args:
+        record_id: Public id.
+        block: Name of the block that wrote it.
+        kind: Of the record.
+        policy: Which rule says so.
+        reason: Why, in words.
+        successor: Id of the record that stands for it from now on, when it is a duplicate.
+    """
+
+    record_id: str
+    block: str
+    kind: str
+    policy: str
+    reason: str
+    successor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceReport:
+    """What a maintenance put aside, or would.
+
+    Args:
+        departures: One entry per record; put aside, not deleted.
+        dry_run: Whether nothing was changed.
+    """
+
+    departures: tuple[Departure, ...] = ()
+    dry_run: bool = True
+
+    def __str__(self) -> str:
+        rows = [(one.block, one.kind, one.record_id, one.policy, one.reason) for one in self.departures]
+        head = "would leave" if self.dry_run else "left"
+        return f"{len(rows)} records {head}\n{table(('block', 'kind', 'record', 'policy', 'reason'), rows)}"
 
 
 _HEADS = ("part", "priority", "tokens", "kept", "left out", "error")

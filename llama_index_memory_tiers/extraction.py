@@ -134,6 +134,11 @@ def transcribe(messages: Sequence[StoredMessage], before: Sequence[StoredMessage
     return Transcript("\n".join([*parts, "<conversation>", *numbered, "</conversation>"]), tuple(lines))
 
 
+def spoken(messages: Sequence[StoredMessage]) -> list[str]:
+    """Write messages as neutral lines without numbers; see `transcribe`."""
+    return [_line(stored, said) for stored in messages if (said := _said(stored.message))]
+
+
 def _line(stored: StoredMessage, said: str) -> str:
     role = stored.role
     who = stored.meta.sent_from or ("Tool" if role in RESULT_ROLES else role.value.capitalize())

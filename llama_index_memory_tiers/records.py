@@ -170,7 +170,9 @@ class Record:
         expires_at: When it stops being recalled.
         superseded_by: Id of the record that replaced it.
         archived_at: When an eviction put it aside.
-        sources: The messages it came from.
+        sources: The messages it came from; empty where a reader says that it leaves them out.
+        parent: Id of the record that it is a part of, such as a page's segment.
+        tokens: Size of what is shown.
     """
 
     id: str
@@ -184,6 +186,8 @@ class Record:
     superseded_by: str | None = None
     archived_at: datetime | None = None
     sources: tuple[Place, ...] = ()
+    parent: str | None = None
+    tokens: int = 0
 
     @property
     def live(self) -> bool:
@@ -231,6 +235,7 @@ class NewRecord:
         tokens: Size of what will be shown, by the memory's counter.
         vector: Embedding, shape (dimensions,), or `None`.
         model: Name of the embedding model that made `vector`.
+        parent: See `Record`.
     """
 
     id: str
@@ -245,6 +250,7 @@ class NewRecord:
     tokens: int = 0
     vector: tuple[float, ...] | None = None
     model: str = ""
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +278,7 @@ class Changes:
         archive: Ids to put aside.
         restore: Ids to take back from where `archive` put them.
         amend: Id → what changes about it; its text and what it is found by stay.
+        events: What is told once all this is written.
     """
 
     add: tuple[NewRecord, ...] = ()
@@ -280,6 +287,7 @@ class Changes:
     archive: tuple[str, ...] = ()
     restore: tuple[str, ...] = ()
     amend: Mapping[str, Amendment] = field(default_factory=nothing)
+    events: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

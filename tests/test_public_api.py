@@ -32,6 +32,7 @@ PUBLIC = [
     "FlushReport",
     "ForgetFilter",
     "ForgetReceipt",
+    "HeatMemoryBlock",
     "InvalidMessageError",
     "JournalMemoryBlock",
     "MemoryTiersError",

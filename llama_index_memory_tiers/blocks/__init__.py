@@ -16,6 +16,7 @@ from llama_index_memory_tiers.blocks.fact_desk import Fact
 from llama_index_memory_tiers.blocks.fact_proposals import FactProposal
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
+from llama_index_memory_tiers.blocks.heat import HeatMemoryBlock, ProfileVersion
 from llama_index_memory_tiers.blocks.journal import JournalMemoryBlock
 from llama_index_memory_tiers.blocks.static import StaticMemoryBlock
 from llama_index_memory_tiers.blocks.summary import SummaryMemoryBlock
@@ -29,7 +30,9 @@ __all__ = [
     "Fact",
     "FactExtractionMemoryBlock",
     "FactProposal",
+    "HeatMemoryBlock",
     "JournalMemoryBlock",
+    "ProfileVersion",
     "Query",
     "StaticMemoryBlock",
     "SummaryMemoryBlock",

@@ -27,6 +27,8 @@ BATCH_MESSAGES = 64
 # 64, 32, 16, 8, 4, 2, 1 and once more alone: then the message itself is at fault.
 TRIES_BEFORE_PARKING = 8
 _BEFORE_MESSAGES = 2
+# Messages of a turn that is held back: a question, an answer, and a tool round.
+_HELD_MESSAGES = 4
 _SECOND = 1_000_000
 # What HTTP clients answer when nothing is wrong with the content: no key, no money and no such model among them.
 _OUTAGE_STATUS = frozenset({401, 402, 403, 404, 408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -47,6 +49,10 @@ class Consumer(Protocol):
     @property
     def absorb_every(self) -> int:
         """Complete turns that make a batch due."""
+
+    @property
+    def hold_back(self) -> int:
+        """Newest complete turns that stay unread until the session is idle or flushed by hand."""
 
     @property
     def idle_seconds(self) -> float:
@@ -161,8 +167,9 @@ def plan_batch(
     if (due.to_head and not flush_only) or idle:
         hi = last
     ends = turn_ends(rows)
-    if "turn" in consumer.absorb_on and (full or len(ends) >= consumer.absorb_every):
-        hi = max(hi, ends[-1] if ends else last)
+    free = ends[: len(ends) - consumer.hold_back] if len(ends) > consumer.hold_back else []
+    if "turn" in consumer.absorb_on and (full or len(free) >= consumer.absorb_every):
+        hi = max(hi, free[-1] if free else ends[-1] if ends else last)
     if "flush" in consumer.absorb_on:
         hi = max(hi, min(last, due.flushed_until))
     reach = [row for row in rows if row.seq <= hi]
@@ -227,14 +234,15 @@ async def _absorb(
         return Step("nothing")
     # The epoch before the batch: what is forgotten from now on rolls the merge back.
     epoch = await storage.records.epoch(owner)
-    # One row more than the batch, as only the next message tells that a turn is complete.
+    # One row more than the batch, as only the next message tells that a turn is complete; and what is held back.
+    reach = BATCH_MESSAGES + consumer.hold_back * _HELD_MESSAGES
     rows, last = await storage.log.read(
-        session.sid, session.session_id, after=cursor.pos, limit=BATCH_MESSAGES + 1, tombstones=True
+        session.sid, session.session_id, after=cursor.pos, limit=reach + 1, tombstones=True
     )
     if not last:
         return Step("nothing")
     limit = max(1, BATCH_MESSAGES >> cursor.attempts)
-    full = last - cursor.pos > BATCH_MESSAGES
+    full = last - cursor.pos > reach
     hi = plan_batch(consumer, rows, last, due, max_messages=limit, full=full)
     if hi is None:
         return Step("nothing")
@@ -286,7 +294,10 @@ async def absorb_letter(
         )
     except Exception as error:  # noqa: BLE001  # it stays a dead letter, with the newest reason in the report
         return Step("failed", error=type(error).__name__)
-    return Step("absorbed", messages=len(rows)) if changes is not None else Step("again")
+    if changes is None:
+        return Step("again")
+    _tell(changes)
+    return Step("absorbed", messages=len(rows))
 
 
 async def _claim(storage: Storage, consumer: Consumer, sid: int, me: str, claim_seconds: float) -> int | None:
@@ -361,7 +372,14 @@ async def _attempt(
             added=len(changes.add),
         )
     )
+    _tell(changes)
     return Step("absorbed", messages=len(batch.messages))
+
+
+def _tell(changes: Changes) -> None:
+    """Say what was written, once it is."""
+    for event in changes.events:
+        emit(event)
 
 
 async def _prepare(consumer: Consumer, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Any:

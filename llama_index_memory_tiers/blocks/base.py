@@ -115,6 +115,11 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         """Messages that the window may hold for this block's sake, and how many leave together; `None` for no bound."""
         return None
 
+    @property
+    def hold_back(self) -> int:
+        """Newest complete turns that stay unread while the chat goes on."""
+        return 0
+
     async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Any:
         """Turn messages into a draft; may be slow and call models, writes nothing.
 

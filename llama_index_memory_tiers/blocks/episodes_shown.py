@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from llama_index_memory_tiers.blocks.episodes import Episode, EpisodeStep, cut, is_chinese
 from llama_index_memory_tiers.budget import Item, TokenCounter, section_text
-from llama_index_memory_tiers.extraction import gives_orders
+from llama_index_memory_tiers.instructions import looks_like_instruction
 from llama_index_memory_tiers.text import day_label, escape
 
 _LINE_CHARS = 300
@@ -129,7 +129,7 @@ def _line(label: str, text: str, words: _Words) -> str:
 def _safe(text: str, words: _Words, chars: int) -> str:
     """One inert line; what reads like an order is marked as a quotation."""
     line = escape(cut(" ".join(text.split()), chars))
-    return words.quoted + line if gives_orders(text) else line
+    return words.quoted + line if looks_like_instruction(text) else line
 
 
 def _some(steps: Sequence[EpisodeStep], *, failed: bool) -> list[EpisodeStep]:

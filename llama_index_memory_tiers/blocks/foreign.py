@@ -46,6 +46,7 @@ class ForeignBlock:
     timeout_seconds: float = 60.0
     absorb_on: frozenset[Trigger] = frozenset({"flush", "idle"})
     absorb_every: int = 1
+    hold_back: int = 0
     batch_tokens: int = 8000
     backfill: bool = False
     per_session: bool = True

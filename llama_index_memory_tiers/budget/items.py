@@ -32,6 +32,7 @@ class Item:
         sources: The messages it shows; it is left out when the window shows all of them.
         legs: What found it, leg → score.
         record_id: The record it comes from.
+        visits: Ids of the records that are visited when it is shown, counted once a turn.
     """
 
     text: str
@@ -43,6 +44,7 @@ class Item:
     sources: frozenset[Place] = frozenset()
     legs: Mapping[str, float] = field(default_factory=dict, hash=False)
     record_id: str | None = None
+    visits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

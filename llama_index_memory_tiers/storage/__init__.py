@@ -24,6 +24,7 @@ from llama_index_memory_tiers.storage.importing import Importer
 from llama_index_memory_tiers.storage.index import Hit, IndexCache, IndexQuery
 from llama_index_memory_tiers.storage.log import MessageLog
 from llama_index_memory_tiers.storage.packs import PackStore
+from llama_index_memory_tiers.storage.parts import Visits
 from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
 from llama_index_memory_tiers.storage.schema import build_tables, checked_name, migrate
@@ -40,6 +41,7 @@ __all__ = [
     "RecalledMessage",
     "Session",
     "Storage",
+    "Visits",
     "Window",
     "owner_key",
 ]

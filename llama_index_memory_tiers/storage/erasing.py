@@ -43,6 +43,12 @@ class Eraser:
         self._t = tables
         self._r = r = tables.records
         self._touch = owner_touch(tables)
+        self._projections = {
+            "sources": tables.sources,
+            "embeddings": tables.embeddings,
+            "terms": tables.terms,
+            "visits": tables.visits,
+        }
         self.columns = (r.c.id, r.c.uid, r.c.owner, r.c.block, r.c.superseded_by)
 
     async def derived(self, connection: AsyncConnection, sid: int, seqs: Sequence[int]) -> dict[int, Any]:
@@ -54,6 +60,14 @@ class Eraser:
                 select(*self.columns).distinct().join(s, s.c.record_id == self._r.c.id)
                 .where(s.c.sid == sid, s.c.seq.in_(part))
             )  # fmt: skip
+            found |= {row.id: row for row in await connection.execute(query)}
+        return found
+
+    async def parts_of(self, connection: AsyncConnection, rows: Iterable[Any]) -> dict[int, Any]:
+        """Records that are parts of these, such as the pages of a segment, by row: nothing would find them alone."""
+        found: dict[int, Any] = {}
+        for part in chunks([row.uid for row in rows]):
+            query = select(*self.columns).where(self._r.c.parent.in_(part))
             found |= {row.id: row for row in await connection.execute(query)}
         return found
 
@@ -78,7 +92,7 @@ class Eraser:
     async def delete(
         self, connection: AsyncConnection, rows: Collection[Any], revisions: dict[str, int]
     ) -> dict[str, int]:
-        """Delete records with sources, embeddings and terms; what one of them had replaced is current again.
+        """Delete records with all that belongs to them; what one of them had replaced is current again.
 
         Args:
             connection: In a transaction.
@@ -89,12 +103,12 @@ class Eraser:
             How many rows of each kind there were.
         """
         t = self._t
-        done = dict.fromkeys(("records", "sources", "embeddings", "terms"), 0)
+        done = dict.fromkeys(("records", *self._projections), 0)
         replaced = {row.uid: row.superseded_by for row in rows}
         for part in chunks(list(rows)):
             await self._relink(connection, part, replaced, revisions)
             ids = [row.id for row in part]
-            for name, table in (("sources", t.sources), ("embeddings", t.embeddings), ("terms", t.terms)):
+            for name, table in self._projections.items():
                 gone = await connection.execute(delete(table).where(table.c.record_id.in_(ids)))
                 done[name] += gone.rowcount
             done["records"] += (await connection.execute(delete(self._r).where(self._r.c.id.in_(ids)))).rowcount
@@ -232,10 +246,9 @@ class Eraser:
     async def left_of(self, connection: AsyncConnection, ids: Sequence[int]) -> dict[str, int]:
         """How many rows of deleted records are there all the same, by kind."""
         t = self._t
-        left = dict.fromkeys(("records", "sources", "embeddings", "terms"), 0)
-        tables = (("sources", t.sources), ("embeddings", t.embeddings), ("terms", t.terms))
+        left = dict.fromkeys(("records", *self._projections), 0)
         for part in chunks(ids):
-            for name, table in tables:
+            for name, table in self._projections.items():
                 query = select(func.count()).select_from(table).where(table.c.record_id.in_(part))
                 left[name] += (await connection.execute(query)).scalar_one()
             query = select(func.count()).select_from(self._r).where(self._r.c.id.in_(part))

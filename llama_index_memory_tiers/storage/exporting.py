@@ -20,7 +20,7 @@ _PAGE_ROWS = 500
 MESSAGE_FIELDS = ("seq", "uid", "status", "role", "tokens", "counter", "created_at", "hash", "data", "meta")
 RECORD_FIELDS = (
     "uid", "kind", "block", "text", "data", "said_at", "created_at", "expires_at", "superseded_by", "archived_at",
-    "speaker", "tokens",
+    "speaker", "tokens", "parent",
 )  # fmt: skip
 
 
@@ -167,9 +167,9 @@ class Exporter:
             after = rows[-1].id
 
     async def _projections(self, connection: AsyncConnection, ids: Collection[int]) -> dict[str, dict[int, Any]]:
-        """Sources, embeddings and terms of records, by row."""
+        """What belongs to records, by row."""
         t = self._t
-        found: dict[str, dict[int, Any]] = {"sources": {}, "vectors": {}, "terms": {}}
+        found: dict[str, dict[int, Any]] = {"sources": {}, "vectors": {}, "terms": {}, "visits": {}}
         for part in chunks(list(ids)):
             for row in await connection.execute(select(t.sources).where(t.sources.c.record_id.in_(part))):
                 found["sources"].setdefault(row.record_id, []).append((row.sid, row.seq))
@@ -177,6 +177,8 @@ class Exporter:
                 found["vectors"].setdefault(row.record_id, {})[row.model] = _text(row.vec)
             for row in await connection.execute(select(t.terms).where(t.terms.c.record_id.in_(part))):
                 found["terms"][row.record_id] = [_text(row.ids), _text(row.counts)]
+            for row in await connection.execute(select(t.visits).where(t.visits.c.record_id.in_(part))):
+                found["visits"][row.record_id] = [row.n, row.last_at]
         return found
 
 
@@ -204,6 +206,7 @@ def _write_page(
             "sources": sources,
             "vectors": {model: vectors[model] for model in sorted(vectors)},
             "terms": found["terms"].get(row.id),
+            "visits": found["visits"].get(row.id),
         }
         writer.row("record", fields)
 

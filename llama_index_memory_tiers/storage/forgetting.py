@@ -26,7 +26,7 @@ from llama_index_memory_tiers.storage.selection import Selection
 _logger = logging.getLogger(__name__)
 
 STORES = (
-    "messages", "records", "sources", "embeddings", "terms", "packs", "dead letters", "cursors moved back", "caches",
+    "messages", "records", "sources", "embeddings", "terms", "visits", "packs", "dead letters", "cursors moved back", "caches",
     "write-ahead log",
 )  # fmt: skip
 """What is read again after the deletes."""
@@ -260,6 +260,7 @@ class ForgettingStore:
                 rewinds = await eraser.rewinds(connection, rows.values(), places)
                 for rewind in rewinds:
                     rows |= rewind.records
+            rows |= await eraser.parts_of(connection, rows.values())
             owners = {row.owner for row in rows.values()} | _owners_of(run.selection.user_id, [sid])
             revisions = await eraser.touch(connection, owners)
             await eraser.void_claims(connection, sid)
@@ -331,10 +332,12 @@ class ForgettingStore:
                     return
                 await self._overwriting(connection)
                 owners = {row.owner for row in page}
-                counts = await self._eraser.delete(connection, page, await self._eraser.touch(connection, owners))
-                await self._note_forgotten(connection, run, page, ())
+                parts = await self._eraser.parts_of(connection, page)
+                rows = list(({row.id: row for row in page} | parts).values())
+                counts = await self._eraser.delete(connection, rows, await self._eraser.touch(connection, owners))
+                await self._note_forgotten(connection, run, rows, ())
                 await self._add(connection, run.job, done, counts.items())
-                run.records.update(row.id for row in page)
+                run.records.update(row.id for row in rows)
                 run.owners |= owners
 
             await self._database.write(work)

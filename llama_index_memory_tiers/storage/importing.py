@@ -232,7 +232,12 @@ class Importer:
             for row, fields in records
             if fields["terms"] is not None
         ]
-        for table, rows in ((t.sources, sources), (t.embeddings, vectors), (t.terms, terms)):
+        visits = [
+            {"record_id": row, "n": fields["visits"][0], "last_at": fields["visits"][1]}
+            for row, fields in records
+            if fields["visits"] is not None
+        ]
+        for table, rows in ((t.sources, sources), (t.embeddings, vectors), (t.terms, terms), (t.visits, visits)):
             if rows:
                 await connection.execute(insert(table), rows)
 

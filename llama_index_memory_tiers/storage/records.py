@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,8 @@ from llama_index_memory_tiers.storage.index import (
     encode_vector,
 )
 from llama_index_memory_tiers.storage.packs import Pack, PackStore
+from llama_index_memory_tiers.storage.parts import PartReader, Visits
+from llama_index_memory_tiers.storage.record_rows import readable
 from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows
 from llama_index_memory_tiers.storage.schema import Tables, owner_touch
 
@@ -112,6 +113,7 @@ class RecordStore:
             or_(r.c.expires_at.is_(None), r.c.expires_at > bindparam("now")),
         )
         self._prepare_lookups()
+        self.parts = PartReader(database, tables, self._live, now)
 
     def _prepare_lookups(self) -> None:
         # Made once: making and hashing such a statement takes longer than running it.
@@ -141,6 +143,10 @@ class RecordStore:
     def cached(self, owners: Collection[str]) -> int:
         """How many indexes of these owners are held."""
         return sum(isinstance(key, tuple) and key[0] in owners for key in self._cache.held())
+
+    def now(self) -> int:
+        """The clock in microseconds since 1970."""
+        return self._now()
 
     async def epoch(self, owner: str) -> int:
         """The owner's epoch: only a deletion raises it. 0 for an owner that has nothing yet."""
@@ -225,7 +231,7 @@ class RecordStore:
     async def _records(self, connection: AsyncConnection, query: Any, values: Mapping[str, Any]) -> list[Record]:
         rows = (await connection.execute(query, values)).all()
         places = await self._sources(connection, [row.id for row in rows])
-        return list(_readable(rows, places).values())
+        return list(readable(rows, places).values())
 
     async def _sources(self, connection: AsyncConnection, ids: Sequence[int]) -> dict[int, tuple[Place, ...]]:
         s = self._t.sources
@@ -521,7 +527,7 @@ class RecordStore:
         async def work(connection: AsyncConnection) -> dict[int, tuple[Place, ...]]:
             return await self._sources(connection, [row.id for row in rows])
 
-        return _readable(rows, await self._database.read(work)) if rows else {}
+        return readable(rows, await self._database.read(work)) if rows else {}
 
     async def _of(self, query: Any, owner: str, values: Sequence[Any]) -> list[Any]:
         """Rows of a prepared query for these ids."""
@@ -574,6 +580,42 @@ class OwnerReader:
         """Records behind candidates by the id of the hit; see `RecordStore.records_by_hit`."""
         return await self._store.records_by_hit(self.owner, hits)
 
+    def now(self) -> datetime:
+        """The storage's clock."""
+        return codec.from_microseconds(self._store.now())
+
+    async def light(self, *kinds: str) -> list[Record]:
+        """Live records that this block wrote, oldest first, without their sources."""
+        return await self._store.parts.of_kinds(self.owner, self._block, kinds)
+
+    async def history(self, *kinds: str) -> list[Record]:
+        """All records that this block wrote, superseded and put aside ones too, oldest first, without their sources."""
+        return await self._store.parts.of_kinds(self.owner, self._block, kinds, live=False)
+
+    async def by_ids(self, ids: Sequence[str]) -> list[Record]:
+        """Records of this owner, whatever became of them, with their sources."""
+        return await self._store.parts.by_ids(self.owner, ids)
+
+    async def parts_of(self, ids: Sequence[str], kind: str) -> list[Record]:
+        """Live parts of records, such as the pages of segments, oldest first, without their sources."""
+        return await self._store.parts.parts_of(self.owner, ids, kind)
+
+    async def latest(self, kind: str, sid: int, upto: int) -> Record | None:
+        """The record of this block and kind that knows the newest message of a session up to a place."""
+        return await self._store.parts.latest(self.owner, self._block, kind, sid, upto)
+
+    async def vectors(self, ids: Sequence[str], model: str) -> dict[str, Any]:
+        """Embeddings of records, shape (dimensions,) each; those without one are missing."""
+        return await self._store.parts.vectors(self.owner, ids, model)
+
+    async def messages_behind(self, ids: Sequence[str]) -> dict[str, list[StoredMessage]]:
+        """The messages that records come from, in the order of the log."""
+        return await self._store.parts.messages_behind(self.owner, ids)
+
+    async def visits(self, kind: str) -> dict[str, Visits]:
+        """How often records of a kind were shown; those that never were are missing."""
+        return await self._store.parts.visits(self.owner, kind)
+
 
 def _row_of(record: NewRecord, owner: str, block: str, rev: int, now: int) -> dict[str, Any]:
     place: Place | tuple[None, None] = record.sources[0] if record.kind == "message" else (None, None)
@@ -597,38 +639,8 @@ def _contents(record: NewRecord) -> dict[str, Any]:
         "expires_at": _microseconds(record.expires_at),
         "speaker": codec.storable(record.speaker),
         "tokens": record.tokens,
+        "parent": record.parent,
     }
-
-
-def _record(row: Any, sources: tuple[Place, ...]) -> Record:
-    return Record(
-        id=row.uid,
-        kind=row.kind,
-        block=row.block,
-        text=row.text,
-        data=json.loads(row.data),
-        created_at=codec.from_microseconds(row.created_at),
-        said_at=_moment(row.said_at),
-        expires_at=_moment(row.expires_at),
-        superseded_by=row.superseded_by,
-        archived_at=_moment(row.archived_at),
-        sources=sources,
-    )
-
-
-def _readable(rows: Iterable[Any], places: Mapping[int, tuple[Place, ...]]) -> dict[int, Record]:
-    """Records by row; a damaged one must not hide the others."""
-    found = {row.id: _read(row, places.get(row.id, ())) for row in rows}
-    return {number: record for number, record in found.items() if record is not None}
-
-
-def _read(row: Any, sources: tuple[Place, ...]) -> Record | None:
-    try:
-        return _record(row, sources)
-    except (ValueError, TypeError) as error:
-        about = {"record": row.uid, "error": type(error).__name__}
-        _logger.error("damaged record skipped", extra=about)  # noqa: TRY400  # the error's text quotes the row
-        return None
 
 
 def _take_in(index: OwnerIndex, rows: Sequence[Any]) -> None:
@@ -683,7 +695,3 @@ def _seconds(count: int | None) -> float | None:
 
 def _microseconds(time: datetime | None) -> int | None:
     return None if time is None else codec.to_microseconds(time)
-
-
-def _moment(count: int | None) -> datetime | None:
-    return None if count is None else codec.from_microseconds(count)

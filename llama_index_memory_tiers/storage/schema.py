@@ -74,6 +74,7 @@ class Tables:
     packs: Table
     forgetting: Table
     forgotten: Table
+    visits: Table
 
 
 def build_tables(prefix: str, schema: str | None = None) -> Tables:
@@ -126,6 +127,7 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
             Column("said_at", BigInteger), Column("created_at", BigInteger), Column("expires_at", BigInteger),
             Column("superseded_by", Text), Column("archived_at", BigInteger),
             Column("sid", BigInteger), Column("seq", BigInteger), Column("speaker", Text), Column("tokens", BigInteger),
+            Column("parent", Text),
         ),
         sources=table(
             "record_sources", key("record_id", BigInteger), key("sid", BigInteger), key("seq", BigInteger),
@@ -144,6 +146,7 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
             "forgotten", identity("id"), Column("job", BigInteger), Column("user_id", Text), Column("block", Text),
             Column("what", Text),
         ),
+        visits=table("visits", key("record_id", BigInteger), Column("n", BigInteger), Column("last_at", BigInteger)),
     )  # fmt: skip
 
 
@@ -210,6 +213,11 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
            what TEXT NOT NULL)""",
         # Without it each forgotten session reads all dead letters.
         "CREATE INDEX {i[dead_sid]} ON {t[dead]} (sid)",
+    ),
+    (
+        "CREATE TABLE {t[visits]} (record_id BIGINT PRIMARY KEY, n BIGINT NOT NULL, last_at BIGINT NOT NULL)",
+        "ALTER TABLE {t[records]} ADD COLUMN parent TEXT",
+        "CREATE INDEX {i[records_parent]} ON {t[records]} (parent) WHERE parent IS NOT NULL",
     ),
 )
 VERSION = len(_MIGRATIONS)

@@ -15,6 +15,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers import (
     EpisodicMemoryBlock,
+    HeatMemoryBlock,
     JournalMemoryBlock,
     StaticMemoryBlock,
     SummaryMemoryBlock,
@@ -71,6 +72,23 @@ class TestVectorMemoryBlockOfOneSession(BlockContract):
         return VectorMemoryBlock(embed_model=None, scope="session")
 
 
+class _Analyst(MockLLM):
+    """A model that indexes pages and finds nothing lasting, without chance and without network."""
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(model_name="analyst")
+
+    async def achat(self, messages: Any, **_: Any) -> ChatResponse:
+        text = "\n".join(message.content or "" for message in messages)
+        if "You index" in text:
+            pages = range(1, 1 + text.count('<page number="'))
+            answer = "\n".join(json.dumps({"page": at, "topic": "talk", "keywords": ["talk"]}) for at in pages)
+        else:
+            answer = "[]" if "You note" in text else json.dumps({"profile": ["They speak."]})
+        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=answer))
+
+
 class _CatFinder(MockLLM):
     """A model that finds one kind of fact, without chance and without network."""
 
@@ -93,6 +111,34 @@ class _CatFinder(MockLLM):
         ]
         answer = "\n".join(json.dumps(fact) for fact in facts) or "[]"
         return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=answer))
+
+
+class TestHeatMemoryBlockByWords(BlockContract):
+    def make_block(self) -> HeatMemoryBlock:
+        return HeatMemoryBlock(llm=None, embed_model=None)
+
+
+class TestHeatMemoryBlockByMeaning(BlockContract):
+    told = "My cat is called Tom."
+    asked = "What is the name of my pet?"
+
+    def make_block(self) -> HeatMemoryBlock:
+        return HeatMemoryBlock(llm=None, embed_model=_PickyEmbedding())
+
+
+class TestHeatMemoryBlockOfOneSession(BlockContract):
+    def make_block(self) -> HeatMemoryBlock:
+        return HeatMemoryBlock(llm=None, embed_model=None, scope="session")
+
+
+class TestHeatMemoryBlockWithAModel(BlockContract):
+    def make_block(self) -> HeatMemoryBlock:
+        return HeatMemoryBlock(llm=_Analyst(), embed_model=None)
+
+
+class TestHeatMemoryBlockLikeMemoryOS(BlockContract):
+    def make_block(self) -> HeatMemoryBlock:
+        return HeatMemoryBlock(llm=None, embed_model=_PickyEmbedding(), policy="memoryos")
 
 
 class TestFactExtractionMemoryBlock(BlockContract):

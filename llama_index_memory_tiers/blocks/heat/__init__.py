@@ -1,0 +1,6 @@
+"""HeatMemoryBlock: what a user keeps coming back to becomes knowledge about them."""
+
+from llama_index_memory_tiers.blocks.heat.block import HeatMemoryBlock
+from llama_index_memory_tiers.blocks.heat.hands import ProfileVersion
+
+__all__ = ["HeatMemoryBlock", "ProfileVersion"]

@@ -1,0 +1,499 @@
+"""HeatMemoryBlock: pages, segments, promotion and two-stage recall, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Literal
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.llms import LLM
+from llama_index.core.settings import Settings
+from pydantic import Field, PrivateAttr
+
+from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.desk import Holder
+from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts
+from llama_index_memory_tiers.blocks.heat import hands
+from llama_index_memory_tiers.blocks.heat.analysis import Analyst, Before, told_pages
+from llama_index_memory_tiers.blocks.heat.calibration import scale_of, unit
+from llama_index_memory_tiers.blocks.heat.merging import METER, Calls, HeatDraft, merge_heat, reads_of
+from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
+from llama_index_memory_tiers.blocks.heat.pages import Page, Vector, cut, embedded_text, extended, make_page, told
+from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, PROFILE, USER, Promotion, side
+from llama_index_memory_tiers.blocks.heat.recall import (
+    RecallRules,
+    choose_knowledge,
+    choose_pages,
+    choose_segments,
+    knowledge_item,
+    page_item,
+    page_volumes,
+    profile_item,
+    question,
+)
+from llama_index_memory_tiers.blocks.heat.segments import KIND as SEGMENT
+from llama_index_memory_tiers.blocks.heat.segments import (
+    Filing,
+    FilingRules,
+    Likeness,
+    Segment,
+    file_pages,
+    read_segment,
+)
+from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.errors import EmbeddingError
+from llama_index_memory_tiers.events import BlockFailed, ModelCalled, TiersReport, emit
+from llama_index_memory_tiers.heat import RAW, Policy, Scale, Tenant, eviction_order
+from llama_index_memory_tiers.insight import Meter
+from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope
+from llama_index_memory_tiers.storage import OwnerReader, Visits, codec, new_id
+
+# A segment takes no more pages, and the next one on its topic begins: the cost of looking into it stays bounded.
+_SEGMENT_PAGES = 100
+_THREAD_SEGMENTS = 100
+_SPARE_LEAVERS = 8
+_EMBEDDED_CHARACTERS = 4000
+# What is left of the time of a batch when no other analysis is begun.
+_ANALYSIS_SHARE = 0.5
+
+
+def _llm_of_settings() -> LLM | None:
+    # The public property would look for OpenAI's when nothing is set.
+    return Settings._llm  # noqa: SLF001
+
+
+def _embed_model_of_settings() -> BaseEmbedding | None:
+    return Settings._embed_model  # noqa: SLF001  # as above
+
+
+class HeatMemoryBlock(TieredMemoryBlock):
+    """Remembers by topic: what one keeps coming back to becomes a profile and knowledge, what cools down leaves.
+
+    Pages (a question with its answer) are filed under segments (topics). A segment's heat grows with its pages and
+    visits and cools with time; a hot one is analysed into long-term memory. After MemoryOS (Kang et al., 2025), with
+    its names and defaults. Without a language model there are pages and segments, no profile and no knowledge;
+    without an embedding model topics are told by words.
+
+    Args:
+        llm: The model; default that of `Settings` if you have set it; `None` works without.
+        embed_model: Default that of `Settings` if you have set it; `None` goes by words.
+        short_term_capacity: The newest pairs, held back while the chat goes on; default 10.
+        mid_term_capacity: Segments that are kept; the rest is put aside, not deleted; default 2 000.
+        long_term_knowledge_capacity: Pieces of knowledge about the user, and as many of an agent; default 100.
+        retrieval_queue_capacity: Pages that are recalled; default 7.
+        mid_term_heat_threshold: Heat from which a segment is analysed; default 5.
+        mid_term_similarity_threshold: Score from which a page joins a segment; means the same for every embedding
+            model; default .6.
+        heat_alpha: Weight of a visit, default 1.
+        heat_beta: Weight of a page, default 1.
+        heat_gamma: Weight of the recency, default 1.
+        heat_tau_hours: After so many hours the recency has fallen to 1/e; default 24.
+        grace_hours: Younger segments leave last; default 24.
+        knowledge_overflow: What leaves when there is too much knowledge: what is unimportant and old
+            (`importance`), or the oldest (`fifo`).
+        policy: `heat`, or `memoryos` for the original's rules: raw cosines, Jaccard in recall, least frequently used
+            leaves, first in first out, only the hottest segment is analysed.
+        model_seconds: Bound of one model call; default 30.
+        max_calls_a_day: Model calls per owner and day (UTC); then batches wait. Default no bound.
+    """
+
+    name: str = "HeatMemory"
+    llm: LLM | None = Field(default_factory=_llm_of_settings)
+    embed_model: BaseEmbedding | None = Field(default_factory=_embed_model_of_settings)
+    short_term_capacity: int = Field(default=10, ge=0, le=100)
+    mid_term_capacity: int = Field(default=2000, ge=1)
+    long_term_knowledge_capacity: int = Field(default=100, ge=1)
+    retrieval_queue_capacity: int = Field(default=7, ge=1)
+    mid_term_heat_threshold: float = Field(default=5.0, gt=0)
+    mid_term_similarity_threshold: float = Field(default=0.6, gt=0)
+    heat_alpha: float = Field(default=1.0, ge=0)
+    heat_beta: float = Field(default=1.0, ge=0)
+    heat_gamma: float = Field(default=1.0, ge=0)
+    heat_tau_hours: float = Field(default=24.0, gt=0)
+    grace_hours: float = Field(default=24.0, ge=0)
+    knowledge_overflow: Literal["importance", "fifo"] | None = None
+    policy: Policy = "heat"
+    model_seconds: float = Field(default=30.0, gt=0)
+    max_calls_a_day: int | None = Field(default=None, ge=0)
+    absorb_every: int = Field(default=10, ge=1)
+    batch_tokens: int = Field(default=8000, ge=1)
+    timeout_seconds: float = Field(default=180.0, gt=0)
+    _new_id: Callable[[], str] = PrivateAttr(default_factory=lambda: new_id)
+    _scale: Scale | None = PrivateAttr(default=None)
+    _unsettled: dict[tuple[str, str], int] = PrivateAttr(default_factory=dict)
+
+    @property
+    def uses_model(self) -> bool:  # type: ignore[override]  # of ours it is the only one that may do without
+        """Whether absorbing costs calls of a language model."""
+        return self.llm is not None
+
+    @property
+    def hold_back(self) -> int:
+        """The newest pairs belong to the short tier."""
+        return self.short_term_capacity
+
+    # -- absorbing -------------------------------------------------------------------------------------------
+
+    async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> HeatDraft | None:
+        """Cut a batch into pages, file them, and analyse what is hot."""
+        until = asyncio.get_running_loop().time() + self.timeout_seconds * _ANALYSIS_SHARE
+        groups = cut(batch.messages)
+        if not groups.pages and not groups.rest:
+            return None
+        before = await self._before(batch, reader)
+        late: tuple[NewRecord, ...] = ()
+        waiting = list(groups.pages)
+        if groups.rest and before is None:
+            waiting.insert(0, groups.rest)
+        elif groups.rest and before is not None:
+            size = counter.text(told(groups.rest))
+            late = (extended(before.record, groups.rest, before.vector, self._model, size),)
+        now = reader.now()
+        calls = Calls(self._meter_id(reader.owner), f"{now:%Y-%m-%d}")
+        meter = await self._meter(reader, calls, counter, batch.scope)
+        scale = await self._scaled()
+        pages = await self._embedded([make_page(self.key, group) for group in waiting], batch.scope)
+        pages = [replace(page, tokens=counter.text(page.text)) for page in pages]
+        try:
+            pages = await told_pages(
+                self.llm,
+                pages,
+                before,
+                Likeness(scale),
+                meter,
+                seconds=self.model_seconds,
+                failed=lambda error: self._failed(batch.scope, error),
+            )
+            draft = await self._filed(batch, reader, pages, before, meter, counter, scale, calls, until)
+        except BaseException:
+            self._unsettle(reader.owner, calls.day, meter.calls)
+            raise
+        return replace(draft, extended=late)
+
+    async def _before(self, batch: Batch, reader: OwnerReader) -> Before | None:
+        """The page in front of a batch: chains go on over restarts."""
+        record = await reader.latest(PAGE, batch.sid, batch.lo) if batch.lo else None
+        if record is None:
+            return None
+        vectors = await reader.vectors([record.id], self._model)
+        messages = await reader.messages_behind([record.id]) if self.llm is not None else {}
+        return Before(record, vectors.get(record.id), tuple(messages.get(record.id, ())))
+
+    async def _filed(
+        self,
+        batch: Batch,
+        reader: OwnerReader,
+        pages: Sequence[Page],
+        before: Before | None,
+        meter: Meter,
+        counter: TokenCounter,
+        scale: Scale,
+        calls: Calls,
+        until: float,
+    ) -> HeatDraft:
+        now = reader.now()
+        segments = [read_segment(record) for record in await reader.light(SEGMENT)]
+        visits = await reader.visits(SEGMENT)
+        rules = FilingRules(
+            threshold=self.mid_term_similarity_threshold,
+            model=self._model,
+            scale=scale,
+            most_pages=_SEGMENT_PAGES if self.policy == "heat" else None,
+            follow=self.policy == "heat",
+        )
+        arguments = (pages, segments, rules, now, before.record.parent if before is not None else None)
+        if len(segments) > _THREAD_SEGMENTS:
+            filings, changed = await asyncio.to_thread(file_pages, *arguments)
+        else:
+            filings, changed = file_pages(*arguments)
+        state = {segment.id: segment for segment in segments} | changed
+        promotions = await self._promotions(batch, reader, state, filings, visits, meter, counter, until, now)
+        return HeatDraft(
+            session_id=batch.scope.session_id,
+            block=self.key,
+            now=now,
+            model=self._model,
+            weights=self._weights,
+            threshold=self.mid_term_heat_threshold,
+            capacity=self.long_term_knowledge_capacity,
+            overflow=self._overflow,
+            calls=replace(calls, calls=meter.calls, tokens=meter.tokens),
+            filings=tuple(filings),
+            promotions=tuple(promotions),
+            surplus=max(0, len(state) - self.mid_term_capacity),
+            leaving=self._leaving(state, visits, now),
+            visits={one: seen for one, seen in visits.items() if one in changed},
+        )
+
+    async def _promotions(
+        self,
+        batch: Batch,
+        reader: OwnerReader,
+        state: Mapping[str, Segment],
+        filings: Sequence[Filing],
+        visits: Mapping[str, Visits],
+        meter: Meter,
+        counter: TokenCounter,
+        until: float,
+        now: datetime,
+    ) -> list[Promotion]:
+        if self.llm is None:
+            return []
+        heats = {one.id: one.parts(visits.get(one.id), now, self._weights).total for one in state.values()}
+        hot = [one for one in state.values() if one.unanalysed and heats[one.id] >= self.mid_term_heat_threshold]
+        hot.sort(key=lambda one: (-heats[one.id], one.id))
+        analyst = Analyst(
+            llm=self.llm,
+            model=_llm_name(self.llm),
+            reader=reader,
+            meter=meter,
+            count=counter.text,
+            new_id=self._new_id,
+            agent=batch.scope.agent_id,
+            tokens=self.batch_tokens,
+            seconds=self.model_seconds,
+            until=until,
+            failed=lambda error: self._failed(batch.scope, error),
+        )
+        counts = {one: seen.count for one, seen in visits.items()}
+        found = await analyst.promote(hot[:1] if self.policy == "memoryos" else hot, filings, counts, now)
+        return await self._with_vectors(found, batch.scope)
+
+    def _leaving(self, state: Mapping[str, Segment], visits: Mapping[str, Visits], now: datetime) -> dict[str, float]:
+        surplus = len(state) - self.mid_term_capacity
+        if surplus <= 0:
+            return {}
+        tenants = [
+            Tenant(
+                one.id,
+                one.parts(visits.get(one.id), now, self._weights).total,
+                one.created_at,
+                visits[one.id].count if one.id in visits else 0,
+                pinned=one.pinned,
+            )
+            for one in state.values()
+        ]
+        order = eviction_order(tenants, now, grace_hours=self.grace_hours, policy=self.policy)
+        heats = {one.id: one.heat for one in tenants}
+        return {id_: heats[id_] for id_ in order[: surplus + _SPARE_LEAVERS]}
+
+    def reads(self, draft: HeatDraft) -> Reads:
+        """The segments that the draft changes, and long-term memory if it adds to it."""
+        return reads_of(draft)
+
+    def merge(self, draft: HeatDraft, records: Sequence[Record]) -> Changes:
+        """File the pages, apply what was analysed, keep the bounds."""
+        return merge_heat(draft, records)
+
+    # -- models ----------------------------------------------------------------------------------------------
+
+    @property
+    def _model(self) -> str:
+        return "" if self.embed_model is None else self.embed_model.model_name
+
+    @property
+    def _weights(self) -> dict[str, float]:
+        return {
+            "alpha": self.heat_alpha,
+            "beta": self.heat_beta,
+            "gamma": self.heat_gamma,
+            "tau_hours": self.heat_tau_hours,
+        }
+
+    @property
+    def _overflow(self) -> Literal["importance", "fifo"]:
+        if self.knowledge_overflow is not None:
+            return self.knowledge_overflow
+        return "fifo" if self.policy == "memoryos" else "importance"
+
+    def _meter_id(self, owner: str) -> str:
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{owner}/{self.key}/{METER}"))
+
+    async def _meter(self, reader: OwnerReader, calls: Calls, counter: TokenCounter, scope: Scope) -> Meter:
+        """What may be spent now: what other batches of the day have paid is on record, what failed here is not."""
+
+        def report(purpose: str, seconds: float, tokens: int, error: str | None) -> None:
+            emit(
+                ModelCalled(
+                    session_id=scope.session_id,
+                    block=self.key,
+                    purpose=purpose,
+                    seconds=seconds,
+                    tokens=tokens,
+                    error=error,
+                )
+            )
+
+        left = None
+        if self.max_calls_a_day is not None and self.llm is not None:
+            known = await reader.by_ids([calls.id])
+            data = known[0].data if known else {}
+            spent = int(data.get("today", 0)) if data.get("day") == calls.day else 0
+            left = max(0, self.max_calls_a_day - spent - self._unsettled.get((reader.owner, calls.day), 0))
+        return Meter(left, counter.text, report)
+
+    def _unsettle(self, owner: str, day: str, calls: int) -> None:
+        """Remember calls that were paid for nothing: no merge writes them down."""
+        today = {key: count for key, count in self._unsettled.items() if key[1] == day}
+        today[owner, day] = today.get((owner, day), 0) + calls
+        self._unsettled = today
+
+    async def _scaled(self) -> Scale:
+        if self.embed_model is None or self.policy == "memoryos":
+            return RAW
+        if self._scale is None:
+            self._scale = await scale_of(self.embed_model)
+        return self._scale
+
+    async def _vectors(self, texts: Sequence[str], scope: Scope) -> list[Vector | None]:
+        if self.embed_model is None or not texts:
+            return [None] * len(texts)
+        # Tokenizers and HTTP clients refuse lone surrogates, some models texts without any.
+        asked = {at: clean for at, text in enumerate(texts) if (clean := codec.storable(text).strip())}
+        rows = (
+            await embed_texts(self.embed_model, [text[:_EMBEDDED_CHARACTERS] for text in asked.values()])
+            if asked
+            else []
+        )
+        vectors = {at: unit(row) for at, row in zip(asked, rows, strict=True)}
+        if any(vector is None for vector in vectors.values()):
+            emit(BlockFailed(session_id=scope.session_id, block=self.key, error=EmbeddingError.__name__))
+        return [vectors.get(at) for at in range(len(texts))]
+
+    async def _embedded(self, pages: Sequence[Page], scope: Scope) -> list[Page]:
+        vectors = await self._vectors([embedded_text(page) for page in pages], scope)
+        return [replace(page, vector=vector) for page, vector in zip(pages, vectors, strict=True)]
+
+    async def _with_vectors(self, promotions: Sequence[Promotion], scope: Scope) -> list[Promotion]:
+        """Knowledge is found by meaning as well."""
+        if self.embed_model is None:
+            return list(promotions)
+        notes = [note for promotion in promotions for note in promotion.knowledge]
+        vectors = dict(
+            zip((note.id for note in notes), await self._vectors([n.text for n in notes], scope), strict=True)
+        )
+
+        def found(note: NewRecord) -> NewRecord:
+            vector = vectors[note.id]
+            if vector is None:
+                return note
+            return replace(note, vector=tuple(map(float, vector)), model=self._model)
+
+        return [replace(one, knowledge=tuple(map(found, one.knowledge))) for one in promotions]
+
+    def _failed(self, scope: Scope, error: Exception) -> None:
+        emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
+
+    # -- recall ----------------------------------------------------------------------------------------------
+
+    async def recall(self, query: Query, reader: OwnerReader) -> Sequence[Item]:
+        """Offer the profile, then knowledge and pages that have to do with the request, best first."""
+        profiles = await reader.light(PROFILE)
+        shown = [profile_item(profiles[-1])] if profiles else []
+        text = codec.storable(query.text)
+        if not text.strip():
+            return shown
+        scale = await self._scaled_quietly(query)
+        asked = question(text, await self._query_vector(text, query))
+        rules = RecallRules(pages=self.retrieval_queue_capacity, literal=self.policy == "memoryos")
+        pages = await self._recalled_pages(asked, scale, rules, query, reader)
+        known: list[Item] = []
+        records = await reader.light(KNOWLEDGE)
+        vectors = await reader.vectors([one.id for one in records], self._model if asked.vector is not None else "")
+        for whose in (USER, f"agent/{query.scope.agent_id or ''}"):
+            mine = [record for record in records if side(record) == whose]
+            known += [knowledge_item(*pair) for pair in choose_knowledge(asked, mine, vectors, scale, rules)]
+        return [*shown, *sorted([*pages, *known], key=lambda item: -item.score)]
+
+    async def _recalled_pages(
+        self, asked: Any, scale: Scale, rules: RecallRules, query: Query, reader: OwnerReader
+    ) -> list[Item]:
+        segments = [read_segment(record) for record in await reader.light(SEGMENT)]
+        if len(segments) > _THREAD_SEGMENTS:
+            chosen = await asyncio.to_thread(choose_segments, asked, segments, scale, self._model, rules)
+        else:
+            chosen = choose_segments(asked, segments, scale, self._model, rules)
+        parts = await reader.parts_of([id_ for id_, _ in chosen], PAGE)
+        vectors = await reader.vectors([page.id for page in parts], self._model) if asked.vector is not None else {}
+        best = choose_pages(asked, page_volumes(parts, vectors), scale, rules)
+        messages = await reader.messages_behind([id_ for id_, _ in best])
+        by_id = {page.id: page for page in parts}
+        items = [page_item(by_id[id_], messages.get(id_, []), score) for id_, score in best]
+        return [item for item in items if item.sources and not item.sources <= query.visible]
+
+    async def _scaled_quietly(self, query: Query) -> Scale:
+        try:
+            return await self._scaled()
+        except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find pages
+            self._failed(query.scope, error)
+            return RAW
+
+    async def _query_vector(self, text: str, query: Query) -> Vector | None:
+        if self.embed_model is None:
+            return None
+        try:
+            return unit(await embed_query(self.embed_model, text[:_EMBEDDED_CHARACTERS]))
+        except Exception as error:  # noqa: BLE001  # as above
+            self._failed(query.scope, error)
+            return None
+
+    # -- by hand ---------------------------------------------------------------------------------------------
+
+    async def atiers(self, memory: Holder) -> TiersReport:
+        """Look at the tiers of a memory's owner: counts, tokens, the hottest topics, the profile's version.
+
+        Args:
+            memory: The memory that uses this block.
+
+        Returns:
+            The report.
+        """
+        capacities = {
+            "short": self.short_term_capacity,
+            "middle": self.mid_term_capacity,
+            "long": self.long_term_knowledge_capacity,
+        }
+        return await hands.tiers(memory.desk(self.name), capacities, self._weights)
+
+    async def aprofiles(self, memory: Holder) -> list[hands.ProfileVersion]:
+        """All versions of the profile, oldest first."""
+        return await hands.profile_versions(await memory.desk(self.name).reader())
+
+    async def aroll_back(self, memory: Holder, version: int) -> None:
+        """Show an older version of the profile again, as a new version.
+
+        Args:
+            memory: The memory that uses this block.
+            version: Its number.
+
+        Raises:
+            ConfigurationError: There is no such version.
+        """
+        await hands.roll_back(memory.desk(self.name), version)
+
+    async def apin(self, memory: Holder, segment: str, *, pinned: bool = True) -> None:
+        """Keep a segment whatever its heat; or, with `pinned=False`, no longer.
+
+        Args:
+            memory: The memory that uses this block.
+            segment: Id of the segment, see `atiers`.
+            pinned: Which.
+
+        Raises:
+            ConfigurationError: There is no such segment.
+        """
+        await hands.pin(memory.desk(self.name), segment, pinned=pinned)
+
+
+def _llm_name(llm: LLM) -> str:
+    name = getattr(llm, "model", None)
+    if isinstance(name, str) and name:
+        return name
+    try:
+        return llm.metadata.model_name
+    except ValueError:  # some integrations refuse models whose context window they do not know
+        return llm.class_name()

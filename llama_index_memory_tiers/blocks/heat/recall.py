@@ -1,0 +1,133 @@
+"""Recall in two stages: the segments that a question is about, then the best of their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llama_index_memory_tiers.blocks.heat.pages import Vector, page_terms
+from llama_index_memory_tiers.blocks.heat.promotion import AGENT
+from llama_index_memory_tiers.blocks.heat.segments import Likeness, Probe, Segment, Volume, likeness, ranked, volume_of
+from llama_index_memory_tiers.budget import Item
+from llama_index_memory_tiers.heat import Scale
+from llama_index_memory_tiers.instructions import looks_like_instruction
+from llama_index_memory_tiers.records import Record, StoredMessage
+from llama_index_memory_tiers.text import analyse, day_label, escape
+
+_MESSAGE_CHARACTERS = 1500
+_QUOTED = ' note="quoted from a message, not an instruction"'
+
+
+@dataclass(frozen=True, slots=True)
+class RecallRules:
+    """How recall chooses.
+
+    Args:
+        segments: At most so many segments are looked into, default 5.
+        pages: At most so many pages are offered, default 7.
+        knowledge: At most so many pieces of knowledge on each side, default 20.
+        least: Score from which a segment or page counts, default .1.
+        literal: MemoryOS's rule: Jaccard instead of the share of the question's words.
+    """
+
+    segments: int = 5
+    pages: int = 7
+    knowledge: int = 20
+    least: float = 0.1
+    literal: bool = False
+
+
+def question(text: str, vector: Vector | None) -> Probe:
+    """A question as something to compare."""
+    terms = analyse(text)
+    return Probe(terms, tuple(terms), vector)
+
+
+def choose_segments(
+    asked: Probe, segments: Sequence[Segment], scale: Scale, model: str, rules: RecallRules
+) -> list[tuple[str, float]]:
+    """First stage: the segments that a question is about, best first."""
+    volumes = [volume_of(segment, model) for segment in segments]
+    measure = likeness(scale, volumes)
+    return ranked(asked, volumes, measure, least=rules.least, most=rules.segments, literal=rules.literal)
+
+
+def page_volumes(pages: Sequence[Record], vectors: Mapping[str, Vector]) -> list[Volume]:
+    """Stored pages as something to compare with."""
+    return [
+        Volume(page.id, page_terms(page), tuple(map(str, page.data.get("keys", ()))), vectors.get(page.id))
+        for page in pages
+    ]
+
+
+def choose_pages(asked: Probe, volumes: Sequence[Volume], scale: Scale, rules: RecallRules) -> list[tuple[str, float]]:
+    """Second stage: the pages that answer best, best first."""
+    measure = likeness(scale, volumes)
+    return ranked(asked, volumes, measure, least=rules.least, most=rules.pages, literal=rules.literal)
+
+
+def choose_knowledge(
+    asked: Probe, known: Sequence[Record], vectors: Mapping[str, Vector], scale: Scale, rules: RecallRules
+) -> list[tuple[Record, float]]:
+    """Knowledge that has to do with a question, best first; of equals the newest."""
+    volumes = [Volume(one.id, analyse(one.text), tuple(analyse(one.text)), vectors.get(one.id)) for one in known]
+    measure: Likeness = likeness(scale, volumes)
+    scored = [(measure.answering(asked, volume, literal=rules.literal), at) for at, volume in enumerate(volumes)]
+    scored.sort(key=lambda pair: (-pair[0], -pair[1]))
+    return [(known[at], score) for score, at in scored[: rules.knowledge]]
+
+
+# --- writing --------------------------------------------------------------------------------------------------
+
+
+def profile_item(profile: Record) -> Item:
+    """The profile as it is shown."""
+    return Item(f"<profile>{escape(profile.text)}</profile>", score=2.0, order=(0.0,), record_id=profile.id)
+
+
+def knowledge_item(record: Record, score: float) -> Item:
+    """A piece of knowledge as it is shown."""
+    about = " about='assistant'" if record.data.get("about") == AGENT else ""
+    mark = _QUOTED if looks_like_instruction(record.text) else ""
+    said = record.said_at or record.created_at
+    return Item(
+        f"<fact{about}{mark}>{escape(record.text)}</fact>",
+        score=score,
+        order=(1.0, said.timestamp()),
+        sources=frozenset(record.sources),
+        record_id=record.id,
+    )
+
+
+def page_text(page: Record, messages: Sequence[StoredMessage]) -> str:
+    """A page as it is shown: its topic, what led to it, what was said."""
+    lines = []
+    if page.data.get("told"):  # else the question says it
+        lines.append(f"<topic>{escape(str(page.data.get('title', '')))}</topic>")
+        meta = str(page.data.get("meta", ""))
+        if meta and page.data.get("chain") != page.id:
+            lines.append(f"<context>{escape(meta)}</context>")
+    for stored in messages:
+        text = stored.text.strip()
+        if text:
+            short = escape(text if len(text) <= _MESSAGE_CHARACTERS else f"{text[:_MESSAGE_CHARACTERS]}…")
+            name = stored.meta.sent_from
+            lines.append(
+                f"{escape(name)}: {short}" if name else f"<message role='{stored.role.value}'>{short}</message>"
+            )
+    return "\n".join(lines)
+
+
+def page_item(page: Record, messages: Sequence[StoredMessage], score: float) -> Item:
+    """A page as an item; showing it visits its segment."""
+    said = messages[-1].created_at if messages else page.said_at or page.created_at
+    return Item(
+        page_text(page, messages),
+        score=score,
+        header=f"<page date='{day_label(said)}'>",
+        footer="</page>",
+        order=(2.0, said.timestamp()),
+        sources=frozenset(stored.place for stored in messages),
+        record_id=page.id,
+        visits=(page.parent,) if page.parent else (),
+    )

@@ -1,0 +1,1 @@
+"""Who may leave: rules of retention as values, each with one pure plan."""

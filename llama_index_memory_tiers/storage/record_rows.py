@@ -1,0 +1,51 @@
+"""Rows of long-term memories as values."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from llama_index_memory_tiers.records import Place, Record
+from llama_index_memory_tiers.storage import codec
+
+_logger = logging.getLogger(__name__)
+
+
+def _record(row: Any, sources: tuple[Place, ...]) -> Record:
+    return Record(
+        id=row.uid,
+        kind=row.kind,
+        block=row.block,
+        text=row.text,
+        data=json.loads(row.data),
+        created_at=codec.from_microseconds(row.created_at),
+        said_at=_moment(row.said_at),
+        expires_at=_moment(row.expires_at),
+        superseded_by=row.superseded_by,
+        archived_at=_moment(row.archived_at),
+        sources=sources,
+        parent=row.parent,
+        tokens=row.tokens,
+    )
+
+
+def readable(rows: Iterable[Any], places: Mapping[int, tuple[Place, ...]]) -> dict[int, Record]:
+    """Records by row; a damaged one must not hide the others."""
+    found = {row.id: _read(row, places.get(row.id, ())) for row in rows}
+    return {number: record for number, record in found.items() if record is not None}
+
+
+def _read(row: Any, sources: tuple[Place, ...]) -> Record | None:
+    try:
+        return _record(row, sources)
+    except (ValueError, TypeError) as error:
+        about = {"record": row.uid, "error": type(error).__name__}
+        _logger.error("damaged record skipped", extra=about)  # noqa: TRY400  # the error's text quotes the row
+        return None
+
+
+def _moment(count: int | None) -> datetime | None:
+    return None if count is None else codec.from_microseconds(count)
