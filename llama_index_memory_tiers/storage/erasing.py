@@ -102,7 +102,6 @@ class Eraser:
         Returns:
             How many rows of each kind there were.
         """
-        t = self._t
         done = dict.fromkeys(("records", *self._projections), 0)
         replaced = {row.uid: row.superseded_by for row in rows}
         for part in chunks(list(rows)):
@@ -245,7 +244,6 @@ class Eraser:
 
     async def left_of(self, connection: AsyncConnection, ids: Sequence[int]) -> dict[str, int]:
         """How many rows of deleted records are there all the same, by kind."""
-        t = self._t
         left = dict.fromkeys(("records", *self._projections), 0)
         for part in chunks(ids):
             for name, table in self._projections.items():

@@ -26,8 +26,8 @@ from llama_index_memory_tiers.storage.selection import Selection
 _logger = logging.getLogger(__name__)
 
 STORES = (
-    "messages", "records", "sources", "embeddings", "terms", "visits", "packs", "dead letters", "cursors moved back", "caches",
-    "write-ahead log",
+    "messages", "records", "sources", "embeddings", "terms", "visits", "packs", "dead letters", "cursors moved back",
+    "caches", "write-ahead log",
 )  # fmt: skip
 """What is read again after the deletes."""
 _PAGE_ROWS = 200
