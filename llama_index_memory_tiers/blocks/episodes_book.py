@@ -317,14 +317,13 @@ class EpisodeBook:
 
     async def _recall(self, task: str, k: int, among: frozenset[Outcome]) -> list[Episode]:
         check_k(k)
-        await self.close_interrupted()
         asked, scope = self._clean(check_text("task", task)), self._desk.scope
         vector = await self._finder.of_query(asked, scope)
         wanted = Wanted(asked, self._desk.now(), scope, among, k, vector)
-        return await self._finder.find(await self._desk.reader(), wanted)
+        return (await self._finder.find(await self._desk.reader(), wanted))[0]
 
     async def close_interrupted(self) -> int:
-        """Close running episodes that were left behind; reading and starting do it anyway.
+        """Close running episodes that were left behind; `start` and `history` do it anyway, and recall shows none.
 
         Returns:
             How many there were.

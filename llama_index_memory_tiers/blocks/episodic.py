@@ -92,8 +92,9 @@ class EpisodicMemoryBlock(TieredMemoryBlock):
         def wanted(k: int, *among: Any) -> Wanted:
             return Wanted(query.text, query.now, query.scope, frozenset(among), k, vector, self.min_similarity)
 
-        worked = await finder.find(reader, wanted(self.similar, "success", "partial"))
-        failures = await finder.find(reader, wanted(self.failures, "failure"))
+        worked, failures = await finder.find(
+            reader, wanted(self.similar, "success", "partial"), wanted(self.failures, "failure")
+        )
         return shown(worked, failures, query=query.text)
 
     @property
