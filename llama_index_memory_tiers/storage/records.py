@@ -372,8 +372,12 @@ class RecordStore:
         Returns:
             Ids and scores; texts come from `records_of` and `messages_of`.
         """
+        return (await self.search_all(owner, model, [query]))[0]
+
+    async def search_all(self, owner: str, model: str, queries: Iterable[IndexQuery]) -> list[list[Hit]]:
+        """Several searches of one state of the records, which is looked up once; see `search`."""
         index = await self._up_to_date(owner, model)
-        return index.search(query)
+        return [index.search(query) for query in queries]
 
     async def _up_to_date(self, owner: str, model: str) -> OwnerIndex:
         key = (owner, model)
@@ -563,6 +567,10 @@ class OwnerReader:
     async def search(self, query: IndexQuery, *, model: str = "") -> list[Hit]:
         """Candidates, best first; see `RecordStore.search`."""
         return await self._store.search(self.owner, model, query)
+
+    async def search_all(self, queries: Iterable[IndexQuery], *, model: str = "") -> list[list[Hit]]:
+        """Several searches of one state of the records; see `RecordStore.search_all`."""
+        return await self._store.search_all(self.owner, model, queries)
 
     async def hits_of(self, scores: Mapping[str, float]) -> list[Hit]:
         """Candidates of another index; see `RecordStore.hits_of`."""
