@@ -16,7 +16,6 @@ import textwrap
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
@@ -35,7 +34,7 @@ OldStorage = Callable[[int], Awaitable[Storage]]
 
 @pytest.fixture
 def old_storage(make_storage: Callable[..., Storage], storage_kind: str, tmp_path: Path) -> OldStorage:
-    """Call with a version: `await old_storage(1)` is a storage over a database of that version, not opened yet."""
+    """What opens a database of an old version: a function of the version, whose storage has not been used yet."""
     schema = f"v_{uuid.uuid4().hex[:12]}"
 
     async def make(version: int) -> Storage:
