@@ -132,8 +132,9 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
         embeddings=table("embeddings", key("record_id", BigInteger), key("model"), Column("vec", LargeBinary)),
         terms=table("terms", key("record_id", BigInteger), Column("ids", LargeBinary), Column("counts", LargeBinary)),
         forgetting=table(
-            "forgetting", identity("id"), Column("user_id", Text), Column("spec", Text), Column("done", Text),
-            Column("started_at", BigInteger), Column("finished_at", BigInteger), Column("records_until", BigInteger),
+            "forgetting", identity("id"), Column("user_id", Text), Column("token", Text), Column("spec", Text),
+            Column("done", Text), Column("started_at", BigInteger), Column("finished_at", BigInteger),
+            Column("records_until", BigInteger),
         ),
         forgotten=table(
             "forgotten", identity("id"), Column("job", BigInteger), Column("user_id", Text), Column("block", Text),
@@ -193,8 +194,8 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
            counts {bytes} NOT NULL)""",
     ),
     (
-        """CREATE TABLE {t[forgetting]} (id {id}, user_id TEXT NOT NULL, spec TEXT NOT NULL, done TEXT NOT NULL,
-           started_at BIGINT NOT NULL, finished_at BIGINT, records_until BIGINT)""",
+        """CREATE TABLE {t[forgetting]} (id {id}, user_id TEXT NOT NULL, token TEXT NOT NULL UNIQUE, spec TEXT NOT NULL,
+           done TEXT NOT NULL, started_at BIGINT NOT NULL, finished_at BIGINT, records_until BIGINT)""",
         """CREATE TABLE {t[forgotten]} (id {id}, job BIGINT NOT NULL, user_id TEXT NOT NULL, block TEXT NOT NULL,
            what TEXT NOT NULL)""",
         # Without it each forgotten session reads all dead letters.

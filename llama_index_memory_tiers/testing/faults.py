@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import io
 import json
 import os
 import signal
@@ -14,23 +13,18 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.utils import get_tokenizer
 
 from llama_index_memory_tiers import failpoints
-from llama_index_memory_tiers.blocks import TieredMemoryBlock, VectorMemoryBlock
-from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.errors import MemoryTiersError, StorageUnavailableError
-from llama_index_memory_tiers.events import ForgetReceipt
 from llama_index_memory_tiers.memory import TieredMemory
-from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Record
-from llama_index_memory_tiers.storage import OwnerReader, Storage
-from llama_index_memory_tiers.storage.selection import ForgetFilter
+from llama_index_memory_tiers.storage import Storage
+from llama_index_memory_tiers.testing.chores import CLAIM_SECONDS, WORK, Model, compare, do, is_there, memory_of
 
 Fault = Literal["exception", "cancellation", "kill", "gone", "lost reply"]
 """What goes wrong: something raises; the caller is cancelled; the process is killed; the database is gone until the
@@ -39,10 +33,7 @@ FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 MakeStorage = Callable[[], Storage]
 
-_SECRET = "quetzal"  # noqa: S105  # a word to look for, not a password
-_CLAIM_SECONDS = 0.05
 _LATE_SECONDS = 0.01
-_WITNESSED = "witnessed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,123 +62,6 @@ class FaultOutcome:
 
     fired: bool
     problems: tuple[str, ...] = ()
-
-
-class WitnessBlock(TieredMemoryBlock):
-    """Writes one record per message, under an id made anew each time, so that a double shows."""
-
-    name: str = "Witness"
-
-    async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Batch:  # noqa: ARG002
-        """Take the batch as it is."""
-        return batch
-
-    def merge(self, draft: Batch, records: Sequence[Record]) -> Changes:  # noqa: ARG002
-        """Write down what was heard."""
-        return Changes(
-            add=tuple(
-                NewRecord(
-                    id=f"{os.urandom(8).hex()}-{stored.id}",
-                    kind=_WITNESSED,
-                    text=stored.text,
-                    data={"uid": stored.id, "session": stored.session_id},
-                    sources=(stored.place,),
-                )
-                for stored in draft.messages
-            )
-        )
-
-    async def recall(self, query: Any, reader: OwnerReader) -> Sequence[Item]:  # noqa: ARG002
-        """Offer everything that was heard."""
-        return [Item(record.text) for record in await reader.records(_WITNESSED)]
-
-
-# --- the work ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One call, safe to repeat.
-
-    Args:
-        act: `put`, `get`, `flush` or `forget`.
-        session: In which session.
-        uids: Messages that it puts, or that are gone after it.
-    """
-
-    act: Literal["put", "get", "flush", "forget"]
-    session: str = "chat"
-    uids: tuple[str, ...] = ()
-    how: str = ""
-
-    def text(self, uid: str) -> str:
-        """What a message says."""
-        return f"{_SECRET} {uid}." if uid.startswith("s") else f"note {uid}."
-
-
-_WORK: tuple[_Step, ...] = (
-    _Step("put", uids=("q1", "a1")),
-    _Step("put", uids=("s1",)),
-    _Step("put", uids=("a2",)),
-    _Step("get"),
-    _Step("put", session="aside", uids=("s2", "b1")),
-    _Step("put", uids=("q3", "a3")),
-    _Step("forget", uids=("s1",), how="ids"),
-    _Step("put", uids=("s3",)),
-    _Step("put", uids=("a4",)),
-    _Step("get"),
-    _Step("forget", uids=("s3",), how="filter"),
-    _Step("forget", session="aside", uids=("s2", "b1"), how="session"),
-    _Step("flush"),
-)
-
-
-@dataclass(slots=True)
-class _Model:
-    """What must be there: a list per session, in plain Python."""
-
-    messages: dict[str, list[str]] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-
-    def done(self, step: _Step) -> None:
-        if step.act == "put":
-            self.messages.setdefault(step.session, []).extend(step.uids)
-        elif step.act == "forget":
-            self.gone.update(step.uids)
-
-    def left(self, session: str) -> list[str]:
-        return [uid for uid in self.messages.get(session, ()) if uid not in self.gone]
-
-
-def _memory(storage: Storage, user_id: str) -> TieredMemory:
-    return TieredMemory(
-        storage=storage,
-        user_id=user_id,
-        session_id="chat",
-        memory_blocks=[WitnessBlock(), VectorMemoryBlock(embed_model=None)],
-        delivery="inline",
-        claim_seconds=_CLAIM_SECONDS,
-        window_messages=4,
-    )
-
-
-async def _do(memory: TieredMemory, step: _Step) -> ForgetReceipt | None:
-    mine = memory if step.session == memory.session_id else memory.for_session(step.session)
-    if step.act == "put":
-        roles = [MessageRole.ASSISTANT if uid[0] in "ab" else MessageRole.USER for uid in step.uids]
-        messages = [ChatMessage(role=role, content=step.text(uid)) for role, uid in zip(roles, step.uids, strict=True)]
-        await mine.aput_messages(messages, uids=step.uids)
-    elif step.act == "get":
-        await mine.aget("note q1")
-    elif step.act == "flush":
-        await mine.aflush()
-    elif step.how == "ids":
-        return await mine.aforget(ids=step.uids)
-    elif step.how == "filter":
-        return await mine.aforget(scope="session", filter=ForgetFilter(contains=_SECRET.upper()))
-    else:
-        return await mine.aforget(scope="session")
-    return None
 
 
 # --- faults -----------------------------------------------------------------------------------------------------
@@ -274,9 +148,9 @@ class FaultMatrix:
         found: Counter[str] = Counter()
         storage = await self._make_storage().aopen()
         with failpoints.armed(lambda name: found.update([name])):
-            memory = _memory(storage, self._user())
-            for step in _WORK:
-                await _do(memory, step)
+            memory = memory_of(storage, self._user())
+            for step in WORK:
+                await do(memory, step)
         await storage.aclose()
         return found
 
@@ -296,7 +170,7 @@ class FaultMatrix:
             done, fired = await asyncio.create_task(self._spoil(case, user, problems))
         storage = await self._make_storage().aopen()
         try:
-            memory = _memory(storage, user)
+            memory = memory_of(storage, user)
             noted = fired and case.failpoint.startswith("forget.")
             problems += await self._finish(memory, done, noted=noted)
             await memory.aclose()
@@ -323,14 +197,14 @@ class FaultMatrix:
         """Do the work until the fault stops it; how many steps were done."""
         done = 0
         storage = self._make_storage()
-        memory = _memory(storage, user)
+        memory = memory_of(storage, user)
         with _trapped(case) as trap:
             try:
                 await storage.aopen()
-                for step in _WORK:
-                    receipt = await _do(memory, step)
+                for step in WORK:
+                    receipt = await do(memory, step)
                     done += 1
-                    if receipt is not None and receipt.complete and await _is_there(memory, step.uids):
+                    if receipt is not None and receipt.complete and await is_there(memory, step.uids):
                         problems.append("a receipt says that it is complete, and the text is there")
                 await asyncio.sleep(_LATE_SECONDS)  # a cancellation from another thread may be on its way
             except (_InjectedError, asyncio.CancelledError, MemoryTiersError):
@@ -341,56 +215,24 @@ class FaultMatrix:
         return done, trap.fired
 
     async def _finish(self, memory: TieredMemory, done: int, *, noted: bool) -> list[str]:
-        model = _Model()
+        model = Model()
         problems = []
-        step = _WORK[min(done, len(_WORK) - 1)]
-        if noted and step.act == "forget" and await _is_there(memory, step.uids):
+        step = WORK[min(done, len(WORK) - 1)]
+        if noted and step.act == "forget" and await is_there(memory, step.uids):
             problems.append("the start has not finished what was to be forgotten")
-        for at, step in enumerate(_WORK):
+        for at, step in enumerate(WORK):
             if at >= done:  # the first of them may have been done all the same
-                receipt = await _do(memory, step)
+                receipt = await do(memory, step)
                 if receipt is not None and not receipt.complete:
                     problems.append(f"after the restart a receipt is incomplete: {receipt.pending}")
             model.done(step)
         for _ in range(100):
             if (await memory.aflush()).complete:
                 break
-            await asyncio.sleep(_CLAIM_SECONDS)
+            await asyncio.sleep(CLAIM_SECONDS)
         else:
             problems.append("blocks never absorbed everything")
-        return [*problems, *await _compare(memory, model)]
-
-
-async def _is_there(memory: TieredMemory, uids: Sequence[str]) -> bool:
-    stored = [one.id for each in ("chat", "aside") for one in await memory.for_session(each).amessages()]
-    return any(uid in stored for uid in uids)
-
-
-async def _compare(memory: TieredMemory, model: _Model) -> list[str]:
-    """What is not as the model says."""
-    stream = io.BytesIO()
-    await memory.aexport(stream)
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    heard = [line["record"] for line in lines if line.get("record", {}).get("kind") == _WITNESSED]
-    problems = []
-    if _SECRET in stream.getvalue().decode():
-        problems.append("forgotten text is in the export")
-    if _SECRET in repr(await memory.aget("what about the note?")):
-        problems.append("forgotten text is in a context")
-    for session in model.messages:
-        wanted = model.left(session)
-        mine = memory if session == memory.session_id else memory.for_session(session)
-        stored = await mine.amessages()
-        if [one.id for one in stored] != wanted:
-            problems.append(f"{session} holds {[one.id for one in stored]}, not {wanted}")
-        told = [json.loads(one["data"])["uid"] for one in heard if json.loads(one["data"])["session"] == session]
-        if told != wanted:
-            problems.append(f"a block was told {told} of {session}, not {wanted}")
-        row = await memory.storage.log.session(memory.user_id or "", session)
-        active = sum(one.tokens for one in stored if one.status.value == "active")
-        if row is None or row.active_tokens != active:
-            problems.append(f"the window of {session} has {active} tokens, its session says otherwise")
-    return problems
+        return [*problems, *await compare(memory, model)]
 
 
 # --- a process to be killed -------------------------------------------------------------------------------------
@@ -437,9 +279,9 @@ async def _work(job: dict[str, Any]) -> None:
     acks = os.open(job["acks"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with _trapped(FaultCase(job["failpoint"], "kill", job["nth"])):
         storage = Storage(job["address"], table_name=job["table_name"], db_schema=job["db_schema"])
-        memory = _memory(await storage.aopen(), job["user"])
-        for step in _WORK:
-            await _do(memory, step)
+        memory = memory_of(await storage.aopen(), job["user"])
+        for step in WORK:
+            await do(memory, step)
             os.write(acks, b".")
         await storage.aclose()
 
