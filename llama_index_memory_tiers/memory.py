@@ -805,6 +805,7 @@ class TieredMemory(Memory):
         """Forget messages and what was learnt from them, and prove it: everything is read again afterwards.
 
         What is given must all hold. A crash in the middle loses nothing of the order: the next start finishes it.
+        SQLite overwrites what it deletes in the file; PostgreSQL does so when it vacuums.
 
         Args:
             scope: `session`: in this session only. `user`: in all sessions of the user. Left out: whatever is
