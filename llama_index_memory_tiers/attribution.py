@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from llama_index.core.agent.workflow.workflow_events import AgentOutput, ToolCallResult
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
 
 from llama_index_memory_tiers.board import MessageBoard
@@ -30,6 +29,9 @@ class _Heard:
     texts: dict[str, str] = field(default_factory=dict)  # text of an answer → agent
 
     def hear(self, event: Any) -> None:
+        # Named only here, as loading LlamaIndex's agents takes a tenth of a second that most users need not spend.
+        from llama_index.core.agent.workflow.workflow_events import AgentOutput, ToolCallResult  # noqa: PLC0415
+
         if isinstance(event, AgentOutput):
             for call in event.tool_calls:
                 self.calls[call.tool_id] = event.current_agent_name

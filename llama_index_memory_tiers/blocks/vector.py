@@ -31,6 +31,7 @@ from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, 
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError
 from llama_index_memory_tiers.events import BlockFailed, emit
+from llama_index_memory_tiers.instructions import NOT_AN_INSTRUCTION, looks_like_instruction
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Record, Scope, StoredMessage
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, RecalledMessage, codec
 from llama_index_memory_tiers.text import day_label, escape, message_terms
@@ -41,6 +42,8 @@ _RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRol
 _EMBEDDED_CHARACTERS = 8000
 # Larger batches are analysed and counted in a thread: 5 million characters take 1.5 s.
 _THREAD_CHARACTERS = 100_000
+# An instruction that a text hides is looked for in this much of it.
+_JUDGED_CHARACTERS = 20_000
 # Candidates beyond what fits, so that packing has a choice of lengths.
 _SURPLUS = 1.3
 _FEWEST_HITS = 50
@@ -279,10 +282,15 @@ def _said(stored: StoredMessage) -> str:
 
 def _line(stored: StoredMessage) -> str:
     """One message as it is shown: by its speaker's name when that is known, else as LlamaIndex shows it."""
-    text = escape(stored.text.strip())
-    if stored.meta.sent_from:
+    said = stored.text.strip()
+    text = escape(said)
+    suspect = looks_like_instruction(said[:_JUDGED_CHARACTERS])
+    if stored.meta.sent_from and not suspect:
         return f"{escape(stored.meta.sent_from)}: {text}"
-    return f"<message role='{stored.role.value}'>{text}</message>"
+    if not suspect:
+        return f"<message role='{stored.role.value}'>{text}</message>"
+    who = escape(stored.meta.sent_from or stored.role.value).replace("'", "&#39;")
+    return f"<message role='{who}' note='{NOT_AN_INSTRUCTION}'>{text}</message>"
 
 
 def _measured(told: Sequence[tuple[StoredMessage, str]], counter: TokenCounter) -> list[tuple[Mapping[str, int], int]]:
