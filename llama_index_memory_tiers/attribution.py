@@ -46,8 +46,8 @@ async def attributed(
 ) -> AsyncIterator[Any]:
     """Hand on the events of a run, and then write beside its messages which agent they are from.
 
-    Answers and tool calls get `sent_from`; tool results get the calling agent as `send_to`, and the tool as
-    `cause_by`. A message that no event tells about stays as it is, as do messages with a sender.
+    Answers and tool calls get `sent_from`; tool results get the tool as `cause_by`, and no sender, as no agent says
+    them. A message that no event tells about stays as it is, as do messages with a sender.
 
     Args:
         run: What `AgentWorkflow.run(…, memory=memory)` returned.
@@ -81,10 +81,8 @@ def _told(stored: StoredMessage, heard: _Heard, causes: Mapping[str, str], board
     message = stored.message
     if stored.role == MessageRole.TOOL:
         call = str(message.additional_kwargs.get("tool_call_id", ""))
-        if call not in heard.calls:
-            return None
-        meta = replace(stored.meta, send_to=(heard.calls[call],), cause_by=heard.tools.get(call, ""))
-        return codec.encode_meta(meta)
+        tool = heard.tools.get(call)
+        return None if tool is None else codec.encode_meta(replace(stored.meta, cause_by=tool))
     if stored.role != MessageRole.ASSISTANT:
         return None
     calls = [block.tool_call_id or "" for block in message.blocks if isinstance(block, ToolCallBlock)]
