@@ -3,6 +3,7 @@
 from llama_index_memory_tiers.blocks import (
     FactExtractionMemoryBlock,
     HeatMemoryBlock,
+    ProfileVersion,
     StaticMemoryBlock,
     TieredMemoryBlock,
     VectorMemoryBlock,
@@ -17,10 +18,11 @@ from llama_index_memory_tiers.errors import (
     StorageError,
 )
 from llama_index_memory_tiers.evaluation import RecallOutcome, RecallReport, evaluate_recall
-from llama_index_memory_tiers.events import ContextReport, FlushReport
+from llama_index_memory_tiers.events import ContextReport, FlushReport, MaintenanceReport, TiersReport
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.redaction import Redactor
+from llama_index_memory_tiers.retention import ByAge, ByDisuse, ByHeat, ByImportance, NearDuplicates
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 
@@ -28,6 +30,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BudgetError",
+    "ByAge",
+    "ByDisuse",
+    "ByHeat",
+    "ByImportance",
     "Chat",
     "ChatTurn",
     "ConfigurationError",
@@ -36,7 +42,10 @@ __all__ = [
     "FlushReport",
     "HeatMemoryBlock",
     "InvalidMessageError",
+    "MaintenanceReport",
     "MemoryTiersError",
+    "NearDuplicates",
+    "ProfileVersion",
     "RecallOutcome",
     "RecallQuestion",
     "RecallReport",
@@ -48,6 +57,7 @@ __all__ = [
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",
+    "TiersReport",
     "TokenBudget",
     "VectorMemoryBlock",
     "evaluate_recall",

@@ -50,6 +50,7 @@ from llama_index_memory_tiers.events import BlockFailed, ModelCalled, TiersRepor
 from llama_index_memory_tiers.heat import RAW, Policy, Scale, Tenant, eviction_order
 from llama_index_memory_tiers.insight import Meter
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope
+from llama_index_memory_tiers.retention import Holding
 from llama_index_memory_tiers.storage import OwnerReader, Visits, codec, new_id
 from llama_index_memory_tiers.text import analyse
 
@@ -442,6 +443,13 @@ class HeatMemoryBlock(TieredMemoryBlock):
         except Exception as error:  # noqa: BLE001  # as above
             self._failed(query.scope, error)
             return None
+
+    def holding(self, record: Record, visits: Visits | None, now: datetime) -> Holding:
+        """A record as seen by who decides what may leave; segments have a heat."""
+        seen = super().holding(record, visits, now)
+        if record.kind != SEGMENT:
+            return replace(seen, side=side(record)) if record.kind == KNOWLEDGE else seen
+        return replace(seen, heat=read_segment(record).parts(visits, now, self._weights).total)
 
     # -- by hand ---------------------------------------------------------------------------------------------
 
