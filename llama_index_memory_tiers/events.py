@@ -10,6 +10,8 @@ from typing import Any
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index_instrumentation import get_dispatcher
 
+from llama_index_memory_tiers.records import Departure
+
 dispatcher = get_dispatcher("llama_index_memory_tiers")
 
 
@@ -103,6 +105,14 @@ class SegmentEvicted(SegmentEvent):
     """A topic was put aside to make room."""
 
     heat: float
+
+
+class RecordsRetired(MemoryEvent):
+    """A maintenance put records aside, or replaced duplicates."""
+
+    block: str
+    archived: int
+    merged: int
 
 
 class ModelCalled(MemoryEvent):
@@ -374,27 +384,6 @@ class TiersReport:
         ]
         profile = "none" if self.profile_version is None else f"version {self.profile_version}"
         return f"{tiers}\n\nprofile: {profile}, model calls: {self.calls}\n\n{table(heads, rows)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """A record that leaves, or would.
-
-    Args:
-        record_id: Public id.
-        block: Name of the block that wrote it.
-        kind: Of the record.
-        policy: Which rule says so.
-        reason: Why, in words.
-        successor: Id of the record that stands for it from now on, when it is a duplicate.
-    """
-
-    record_id: str
-    block: str
-    kind: str
-    policy: str
-    reason: str
-    successor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

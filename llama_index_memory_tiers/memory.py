@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
+from llama_index.core.llms import LLM
 from llama_index.core.memory import Memory
 from llama_index.core.memory.memory import (
     DEFAULT_MEMORY_BLOCKS_TEMPLATE,
@@ -37,14 +38,25 @@ from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.board import Duplicates, MessageBoard
 from llama_index_memory_tiers.budget import RESULT_ROLES, TokenBudget, TokenCounter, plan_flush, window_row
 from llama_index_memory_tiers.context import ContextBuilder, Request, Settings, make_request
+from llama_index_memory_tiers.conversation import answering_model, pair, respond
 from llama_index_memory_tiers.delivery import Delivery, Key
 from llama_index_memory_tiers.entries import EntryMaker, Prepared
 from llama_index_memory_tiers.errors import ConfigurationError, StorageError
-from llama_index_memory_tiers.events import ContextReport, FlushReport, ForgetReceipt, MessagesPut, WindowFlushed, emit
+from llama_index_memory_tiers.events import (
+    ContextReport,
+    FlushReport,
+    ForgetReceipt,
+    MaintenanceReport,
+    MessagesPut,
+    WindowFlushed,
+    emit,
+)
 from llama_index_memory_tiers.forgetting import Forgetter
+from llama_index_memory_tiers.maintenance import Upkeep, maintain
 from llama_index_memory_tiers.portal import portal
 from llama_index_memory_tiers.records import Cause, Recollection, Scope, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
+from llama_index_memory_tiers.retention import RetentionPolicy
 from llama_index_memory_tiers.storage import DeadLetter, Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 from llama_index_memory_tiers.storage.database import lacks_password
@@ -73,6 +85,7 @@ class _Shared:
     delivery: Delivery
     contexts: ContextBuilder
     forgetter: Forgetter
+    upkeep: Upkeep
     raw: dict[Key, dict[str, ChatMessage]] = field(default_factory=dict)
     stuck: dict[Key, bool] = field(default_factory=dict)
     turns: _Turns = field(default_factory=weakref.WeakValueDictionary)
@@ -113,6 +126,8 @@ class TieredMemory(Memory):
             `raise` raises `BudgetError`.
         delivery: Blocks absorb in the `background`, or `inline` before a put returns.
         claim_seconds: How long the work of a dead worker waits for another; default 30.
+        retention: Rules by which `amaintain` puts records aside, such as `[ByAge(days=365)]`; default none.
+        maintain_every: Seconds between two maintenances of a user, beside the chat; default `None`, never.
         redaction: Takes secrets out of what is stored; `None` switches it off.
         tokenizer_fn: Text → list of tokens; default LlamaIndex's.
         chat_store: A chat store for the window alone; excludes the database arguments.
@@ -134,6 +149,8 @@ class TieredMemory(Memory):
     delivery: Literal["background", "inline"] = "background"
     recall_position: Literal["system", "user"] = "system"
     claim_seconds: float = 30.0
+    retention: tuple[RetentionPolicy, ...] = ()
+    maintain_every: float | None = None
 
     _shared: _Shared = PrivateAttr()
     _window: SessionWindow = PrivateAttr()
@@ -203,6 +220,7 @@ class TieredMemory(Memory):
             ),
             contexts=ContextBuilder(storage, self.memory_blocks, counter, settings),
             forgetter=Forgetter(storage, self.memory_blocks),
+            upkeep=Upkeep(self.maintain_every, storage.now),
         )
         self._window = self._make_window()
 
@@ -548,6 +566,8 @@ class TieredMemory(Memory):
 
     async def _after_write(self, active_tokens: int) -> None:
         self._shared.forgetter.tell_waiting()
+        if self._shared.upkeep.due((self.user_id or "", "" if self.user_id is not None else self.session_id)):
+            self._shared.upkeep.start(self.amaintain(dry_run=False))
         if active_tokens > self._window_tokens or self._window_bound[0] is not None:
             await self._postponable(self._flush_window())
         if self.delivery == "inline":
@@ -896,6 +916,50 @@ class TieredMemory(Memory):
         only = None if self.user_id is not None else self.session_id
         return await self.storage.import_from(source, self.user_id or "", only, progress)
 
+    async def amaintain(self, *, dry_run: bool = True) -> MaintenanceReport:
+        """Put aside what the rules in `retention` let go; nothing is deleted, and a desk can restore it.
+
+        Args:
+            dry_run: Only say what would leave and why (default), and change nothing.
+
+        Returns:
+            What leaves, or would.
+        """
+        blocks = [block for block in self.memory_blocks if isinstance(block, TieredMemoryBlock)]
+        return await maintain(self.storage, blocks, self.scope, self.retention, dry_run=dry_run)
+
+    # -- one turn at a time, as MemoryOS has it ---------------------------------------------------------------
+
+    async def aadd_memory(self, user_message: str, assistant_message: str, timestamp: datetime | None = None) -> None:
+        """Store a question and its answer.
+
+        Args:
+            user_message: What the user said.
+            assistant_message: What the assistant answered.
+            timestamp: When; naive means UTC; default now.
+        """
+        await self.aput_messages(pair(user_message, assistant_message), created_at=timestamp)
+
+    async def aget_response(
+        self, user_message: str, assistant_message_context: str = "", *, llm: LLM | None = None
+    ) -> str:
+        """Answer a message with what is remembered, and remember both.
+
+        Args:
+            user_message: What the user says.
+            assistant_message_context: What the answer is to heed.
+            llm: The model; default that of a block, else that of `Settings` if you have set it.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ConfigurationError: There is no model.
+        """
+        model = answering_model(llm, self.memory_blocks)
+        size = sum(self._shared.counter.message(one) for one in pair(user_message, assistant_message_context))
+        return await respond(self, model, user_message, assistant_message_context, spoken_for=size)
+
     async def aclose(self, *, flush: bool = False) -> None:
         """Stop background work; close the storage if this memory opened it. Nothing is lost: the next start goes on.
 
@@ -910,6 +974,7 @@ class TieredMemory(Memory):
             await self.aflush()
         await self._shared.delivery.aclose()
         await self._shared.forgetter.aclose()
+        await self._shared.upkeep.aclose()
         if self._shared.owns_storage:
             await self.storage.aclose()
 
@@ -984,6 +1049,18 @@ class TieredMemory(Memory):
         """See `aimport`."""
         return portal.run(self.aimport(source, **how))
 
+    def maintain(self, *, dry_run: bool = True) -> MaintenanceReport:
+        """See `amaintain`."""
+        return portal.run(self.amaintain(dry_run=dry_run))
+
+    def add_memory(self, user_message: str, assistant_message: str, timestamp: datetime | None = None) -> None:
+        """See `aadd_memory`."""
+        portal.run(self.aadd_memory(user_message, assistant_message, timestamp))
+
+    def get_response(self, user_message: str, assistant_message_context: str = "", *, llm: LLM | None = None) -> str:
+        """See `aget_response`."""
+        return portal.run(self.aget_response(user_message, assistant_message_context, llm=llm))
+
     def close(self, *, flush: bool = False) -> None:
         """See `aclose`."""
         portal.run(self.aclose(flush=flush))
@@ -1045,5 +1122,5 @@ class TieredMemory(Memory):
 _HANDLE_SETTINGS = (
     "token_limit", "reserve_tokens", "chat_history_token_ratio", "token_flush_size", "window_messages", "overflow",
     "delivery", "recall_position", "claim_seconds", "image_token_size_estimate", "audio_token_size_estimate",
-    "video_token_size_estimate", "document_token_size_estimate",
+    "video_token_size_estimate", "document_token_size_estimate", "maintain_every",
 )  # fmt: skip

@@ -50,7 +50,9 @@ from llama_index_memory_tiers.events import BlockFailed, ModelCalled, TiersRepor
 from llama_index_memory_tiers.heat import RAW, Policy, Scale, Tenant, eviction_order
 from llama_index_memory_tiers.insight import Meter
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope
+from llama_index_memory_tiers.retention import Holding
 from llama_index_memory_tiers.storage import OwnerReader, Visits, codec, new_id
+from llama_index_memory_tiers.text import analyse
 
 # A segment takes no more pages, and the next one on its topic begins: the cost of looking into it stays bounded.
 _SEGMENT_PAGES = 100
@@ -145,13 +147,14 @@ class HeatMemoryBlock(TieredMemoryBlock):
         if not groups.pages and not groups.rest:
             return None
         before = await self._before(batch, reader)
-        late: tuple[NewRecord, ...] = ()
+        late: tuple[tuple[NewRecord, Mapping[str, int]], ...] = ()
         waiting = list(groups.pages)
         if groups.rest and before is None:
             waiting.insert(0, groups.rest)
         elif groups.rest and before is not None:
             size = counter.text(told(groups.rest))
-            late = (extended(before.record, groups.rest, before.vector, self._model, size),)
+            more = extended(before.record, groups.rest, before.vector, self._model, size)
+            late = ((more, analyse(told(groups.rest))),)
         now = reader.now()
         calls = Calls(self._meter_id(reader.owner), f"{now:%Y-%m-%d}")
         meter = await self._meter(reader, calls, counter, batch.scope)
@@ -440,6 +443,13 @@ class HeatMemoryBlock(TieredMemoryBlock):
         except Exception as error:  # noqa: BLE001  # as above
             self._failed(query.scope, error)
             return None
+
+    def holding(self, record: Record, visits: Visits | None, now: datetime) -> Holding:
+        """A record as seen by who decides what may leave; segments have a heat."""
+        seen = super().holding(record, visits, now)
+        if record.kind != SEGMENT:
+            return replace(seen, side=side(record)) if record.kind == KNOWLEDGE else seen
+        return replace(seen, heat=read_segment(record).parts(visits, now, self._weights).total)
 
     # -- by hand ---------------------------------------------------------------------------------------------
 

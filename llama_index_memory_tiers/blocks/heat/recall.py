@@ -119,7 +119,7 @@ def page_text(page: Record, messages: Sequence[StoredMessage]) -> str:
 
 
 def page_item(page: Record, messages: Sequence[StoredMessage], score: float) -> Item:
-    """A page as an item; showing it visits its segment."""
+    """A page as an item; recalling it visits its segment."""
     said = messages[-1].created_at if messages else page.said_at or page.created_at
     return Item(
         page_text(page, messages),
@@ -130,4 +130,5 @@ def page_item(page: Record, messages: Sequence[StoredMessage], score: float) -> 
         sources=frozenset(stored.place for stored in messages),
         record_id=page.id,
         visits=(page.parent,) if page.parent else (),
+        late=True,  # a block that recalls single messages wastes no room on their neighbours
     )

@@ -102,6 +102,10 @@ class Segment:
             touched_at=max(self.touched_at, page.said_at),
         )
 
+    def told_more(self, terms: Mapping[str, float]) -> Segment:
+        """With the words of an answer that came later."""
+        return replace(self, terms=_added(self.terms, terms, _MOST_TERMS))
+
 
 def _added(old: Mapping[str, float], new: Mapping[str, float], most: int) -> dict[str, float]:
     found = dict(old)
