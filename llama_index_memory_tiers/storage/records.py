@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -45,6 +46,8 @@ _PAGE_ROWS = 4000
 # Beyond this an index is brought up to date in a thread.
 _THREAD_ROWS = 500
 _LAST_ID = 2**63 - 1
+# Owners of whom blocks remember what they made of their records.
+_MADE = 16
 
 Fence = Callable[[AsyncConnection], Awaitable[bool]]
 Merge = Callable[[Sequence[Record]], Changes]
@@ -102,6 +105,7 @@ class RecordStore:
             or_(r.c.expires_at.is_(None), r.c.expires_at > bindparam("now")),
         )
         self._prepare_lookups()
+        self._made: OrderedDict[tuple[str, str, str], tuple[Any, Any]] = OrderedDict()
         self.parts = PartReader(database, tables, self._live, now)
 
     def _prepare_lookups(self) -> None:
@@ -136,6 +140,23 @@ class RecordStore:
             return int(found or 0)
 
         return await self._database.read(work)
+
+    async def remembered(self, key: tuple[str, str, str], make: Callable[[], Awaitable[Any]]) -> Any:
+        """See `OwnerReader.remembered`; the owner is the first part of the key."""
+        o = self._t.owners
+
+        async def work(connection: AsyncConnection) -> Any:
+            return (await connection.execute(select(o.c.epoch, o.c.rev).where(o.c.owner == key[0]))).first()
+
+        # Before what is read, so that a change in between is seen the next time.
+        found = await self._database.read(work)
+        state = None if found is None else (found.epoch, found.rev)
+        known = self._made.get(key)
+        if known is None or known[0] != state:
+            known = self._made[key] = (state, await make())
+            while len(self._made) > _MADE:
+                self._made.popitem(last=False)
+        return known[1]
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -496,6 +517,18 @@ class OwnerReader:
     async def records_of(self, hits: Sequence[Hit]) -> list[Record]:
         """Records behind candidates; see `RecordStore.records_of`."""
         return await self._store.records_of(self.owner, hits)
+
+    async def remembered(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """What was made from the owner's records, made anew whenever they have changed.
+
+        Args:
+            name: What it is.
+            make: Makes it by reading this owner's records only.
+
+        Returns:
+            The newest one; shared, so not to be changed by its readers but in ways that all of them may see.
+        """
+        return await self._store.remembered((self.owner, self._block, name), make)
 
     def now(self) -> datetime:
         """The storage's clock."""
