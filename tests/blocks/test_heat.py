@@ -31,7 +31,15 @@ from llama_index_memory_tiers.blocks.heat.recall import (
     page_volumes,
     question,
 )
-from llama_index_memory_tiers.blocks.heat.segments import Likeness, Probe, Volume, likeness, ranked, read_segment
+from llama_index_memory_tiers.blocks.heat.segments import (
+    Likeness,
+    Probe,
+    Volume,
+    likeness,
+    ranked,
+    read_segment,
+    volume_of,
+)
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.events import (
     MemoryEvent,
@@ -886,8 +894,8 @@ VECTOR = st.none() | st.tuples(*[st.integers(-3, 3)] * 3)
 def test_ranking_equals_brute_force(many: list[Any], asked: list[str], vector: Any, literal: bool) -> None:
     volumes = [_volume(str(n), " ".join(words), v) for n, (words, v) in enumerate(many)]
     probe = Probe(dict.fromkeys(asked, 1), asked, None if vector is None else unit(vector))
-    measure = likeness(RAW, volumes)
-    weights = rarity(volume.terms for volume in volumes)
+    measure = likeness(RAW, volumes, None if literal else probe.terms)
+    weights = rarity((volume.terms for volume in volumes), None if literal else probe.terms)
 
     def score(volume: Volume) -> float:
         both = probe.vector is not None and volume.vector is not None
@@ -912,10 +920,11 @@ async def test_two_stages_find_what_brute_force_over_their_stages_finds(
     asked = question(asked_text, unit(wordllama_model.get_query_embedding(asked_text)))
     scale = await scale_of(wordllama_model)
     own = reader(storage)
-    segments = [read_segment(record) for record in await own.light("segment")]
-    chosen = {id_ for id_, _ in choose_segments(asked, segments, scale, wordllama_model.model_name, RecallRules())}
+    model = wordllama_model.model_name
+    segments = [volume_of(read_segment(record), model) for record in await own.light("segment")]
+    chosen = {id_ for id_, _ in choose_segments(asked, segments, scale, RecallRules())}
     inside = [page for page in await own.light("page") if page.parent in chosen]
-    vectors = await own.vectors([page.id for page in inside], wordllama_model.model_name)
+    vectors = await own.vectors([page.id for page in inside], model)
     best = choose_pages(asked, page_volumes(inside, vectors), scale, RecallRules(pages=3))
     query = Query(asked_text, storage.clock(), Scope("t", "ann"), (), frozenset(), 10_000, COUNTER)
     items = await kept.recall(query, own)
