@@ -227,6 +227,7 @@ class EpisodeBook:
         outcome: Outcome | None = None,
         lessons: Iterable[str] | None = None,
         tags: Iterable[str] | None = None,
+        cost: float | None = None,
     ) -> Episode:
         """Correct an episode that has ended, when somebody knows better how it went.
 
@@ -235,6 +236,7 @@ class EpisodeBook:
             outcome: `success`, `partial` or `failure`; `None` leaves it.
             lessons: All lessons from now on; `None` leaves them.
             tags: All tags from now on; `None` leaves them.
+            cost: What it cost; `None` leaves it.
 
         Returns:
             The episode.
@@ -250,6 +252,9 @@ class EpisodeBook:
             changed["lessons"] = self._clean.texts("lessons", lessons)
         if tags is not None:
             changed["tags"] = self._clean.texts("tags", tags)
+        if cost is not None:
+            check_cost(cost)
+            changed["cost"] = cost
 
         def amended(episode: Episode) -> Episode:
             if episode.outcome == "running":

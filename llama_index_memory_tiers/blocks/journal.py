@@ -88,6 +88,10 @@ class JournalMemoryBlock(HandWrittenBlock):
         clean = self._redactor.text if self._redactor is not None else str
         return [*_memory_items(memory, clean), *_day_items(days, clean)]
 
+    async def forget_owner(self, scope: Scope) -> int:
+        """Delete somebody's folder, hand-written files too."""
+        return await asyncio.to_thread(self._files(scope).erase)
+
     def _files(self, scope: Scope) -> OwnerFiles:
         return OwnerFiles(self.directory / folder_name(scope, per_session=self.per_session), self.max_file_bytes)
 

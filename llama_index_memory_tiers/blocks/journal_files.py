@@ -130,6 +130,15 @@ class OwnerFiles:
         """The text of a day, all its files."""
         return "\n".join(self._read(path) for found, _, path in self.days() if found == day)
 
+    def erase(self) -> int:
+        """Delete the folder with all that is in it; how many files there were."""
+        if not self.folder.is_dir():
+            return 0
+        with self._alone():
+            count = sum(path.is_file() and path.name != _LOCK_FILE for path in self.folder.rglob("*"))
+            shutil.rmtree(self.folder)
+        return count
+
     def _day_file(self, day: date, number: int) -> Path:
         return self.folder / (f"{day.isoformat()}.md" if number == 1 else f"{day.isoformat()}.{number}.md")
 

@@ -83,7 +83,9 @@ class Keeping(Putting):
             derived=derived,
         )
         shared = self._shared
-        receipt, moved_back = await shared.forgetter.forget(replace(selection, external=shared.forgetter.external))
+        receipt, moved_back = await shared.forgetter.forget(
+            replace(selection, external=shared.forgetter.external), self.scope
+        )
         window = await self._window.forget(selection)
         for key in [key for key in shared.raw if key[0] == selection.user_id]:
             if selection.session_id in {None, key[1]}:
