@@ -32,7 +32,7 @@ from pydantic import Field, PrivateAttr
 from sqlalchemy import func, select, text
 
 from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory, VectorMemoryBlock
-from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
+from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
 from llama_index_memory_tiers.errors import MemoryTiersError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.storage import IndexQuery, OwnerReader, owner_key

@@ -25,7 +25,8 @@ from llama_index.core.workflow import Context, Event, HumanResponseEvent, InputR
 from workflows.errors import WorkflowCancelledByUser
 
 from llama_index_memory_tiers import ConfigurationError, EpisodicMemoryBlock, Storage, TieredMemory, ToolUse
-from llama_index_memory_tiers.blocks.episodes import (
+from llama_index_memory_tiers.blocks.episodic.book import EpisodeBook
+from llama_index_memory_tiers.blocks.episodic.episodes import (
     Episode,
     EpisodeStep,
     Outcome,
@@ -34,7 +35,6 @@ from llama_index_memory_tiers.blocks.episodes import (
     judged,
     to_record,
 )
-from llama_index_memory_tiers.blocks.episodes_book import EpisodeBook
 from llama_index_memory_tiers.records import Record
 from llama_index_memory_tiers.testing import ScriptedFunctionCallingLLM, ScriptedLLM, ToolCall, WordLlamaEmbedding
 from tests.doubles import Clock

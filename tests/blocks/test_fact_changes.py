@@ -16,8 +16,8 @@ from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_tiers import ConfigurationError, FactExtractionMemoryBlock, FactProposal, Storage, TieredMemory
-from llama_index_memory_tiers.blocks.fact_changes import Move, Outcome, decide, key_of
-from llama_index_memory_tiers.blocks.fact_desk import Facts
+from llama_index_memory_tiers.blocks.facts.changes import Move, Outcome, decide, key_of
+from llama_index_memory_tiers.blocks.facts.desk import Facts
 from llama_index_memory_tiers.records import NewRecord, Record, StoredMessage
 from llama_index_memory_tiers.testing import ScriptedLLM
 from tests.doubles import Clock, said

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_tiers import ConfigurationError, JournalMemoryBlock, Storage, TieredMemory
-from llama_index_memory_tiers.blocks.journal import Journal
-from llama_index_memory_tiers.blocks.journal_files import OwnerFiles, folder_name
-from llama_index_memory_tiers.blocks.journal_text import heading, inert, read, removed, sections, written
+from llama_index_memory_tiers.blocks.journal.block import Journal
+from llama_index_memory_tiers.blocks.journal.files import OwnerFiles, folder_name
+from llama_index_memory_tiers.blocks.journal.text import heading, inert, read, removed, sections, written
 from llama_index_memory_tiers.records import Scope
 from tests.doubles import Clock, said
 
@@ -176,8 +176,8 @@ async def test_keys_written_at_once_are_all_there(storage: Storage, folder: Path
 WRITER = """
 import sys
 from pathlib import Path
-from llama_index_memory_tiers.blocks.journal_files import OwnerFiles
-from llama_index_memory_tiers.blocks.journal_text import written
+from llama_index_memory_tiers.blocks.journal.files import OwnerFiles
+from llama_index_memory_tiers.blocks.journal.text import written
 files = OwnerFiles(Path(sys.argv[1]), 10_000_000)
 for number in range(10**9):
     files.change_memory(lambda old: written(old, "a", f"{number} " * 50_000))

@@ -22,7 +22,7 @@ from llama_index_memory_tiers import (
     VectorMemoryBlock,
     WorkingMemoryBlock,
 )
-from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
+from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
 from llama_index_memory_tiers.testing import WordLlamaEmbedding
 from llama_index_memory_tiers.testing.contracts import BlockContract
 

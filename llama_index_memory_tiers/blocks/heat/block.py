@@ -50,8 +50,8 @@ from llama_index_memory_tiers.blocks.heat.segments import (
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.errors import EmbeddingError
 from llama_index_memory_tiers.events import BlockFailed, ModelCalled, TiersReport, emit
+from llama_index_memory_tiers.extraction.insight import Meter
 from llama_index_memory_tiers.heat import RAW, Policy, Scale, Tenant, eviction_order
-from llama_index_memory_tiers.insight import Meter
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope
 from llama_index_memory_tiers.retention import Holding
 from llama_index_memory_tiers.storage import OwnerReader, Visits, codec, new_id

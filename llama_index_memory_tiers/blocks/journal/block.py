@@ -15,8 +15,8 @@ from typing_extensions import Self
 from llama_index_memory_tiers.blocks.base import Query
 from llama_index_memory_tiers.blocks.by_hand import HandWrittenBlock
 from llama_index_memory_tiers.blocks.desk import Desk, Holder
-from llama_index_memory_tiers.blocks.journal_files import OwnerFiles, folder_name
-from llama_index_memory_tiers.blocks.journal_text import heading, inert, read, removed, sections, written
+from llama_index_memory_tiers.blocks.journal.files import OwnerFiles, folder_name
+from llama_index_memory_tiers.blocks.journal.text import heading, inert, read, removed, sections, written
 from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Changes, Scope

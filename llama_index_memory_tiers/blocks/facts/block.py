@@ -19,20 +19,20 @@ from llama_index_memory_tiers.blocks.absorbing import Trigger, is_outage
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.desk import Holder
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
-from llama_index_memory_tiers.blocks.fact_changes import Move, decide, moment
-from llama_index_memory_tiers.blocks.fact_desk import Facts
-from llama_index_memory_tiers.blocks.fact_merging import Condensed, FactsDraft, merge_moves, said_at
-from llama_index_memory_tiers.blocks.fact_proposals import (
+from llama_index_memory_tiers.blocks.facts.changes import Move, decide, moment
+from llama_index_memory_tiers.blocks.facts.desk import Facts
+from llama_index_memory_tiers.blocks.facts.merging import Condensed, FactsDraft, merge_moves, said_at
+from llama_index_memory_tiers.blocks.facts.proposals import (
     Extractor,
     ask_extractor,
     moves_of_drafts,
     moves_of_proposals,
 )
-from llama_index_memory_tiers.blocks.sameness import plain
+from llama_index_memory_tiers.blocks.facts.sameness import plain
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, ExtractionError
 from llama_index_memory_tiers.events import BlockFailed
-from llama_index_memory_tiers.extraction import (
+from llama_index_memory_tiers.extraction.facts import (
     FACT_CONDENSE_PROMPT,
     FACT_EXTRACTION_PROMPT,
     PROMPT_VERSION,

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from llama_index_memory_tiers.blocks.desk import Desk
-from llama_index_memory_tiers.blocks.fact_changes import Move, decide, key_of, moment
+from llama_index_memory_tiers.blocks.facts.changes import Move, decide, key_of, moment
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import (

@@ -13,7 +13,7 @@ from llama_index.core.workflow import Event
 from workflows.events import InternalDispatchEvent
 from workflows.handler import WorkflowHandler
 
-from llama_index_memory_tiers.blocks.episodes import EpisodeStep, Outcome, ToolUse, judged
+from llama_index_memory_tiers.blocks.episodic.episodes import EpisodeStep, Outcome, ToolUse, judged
 
 ANSWER = "answer"
 """Action of the step that gives the answer."""

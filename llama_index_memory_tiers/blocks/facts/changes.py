@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from llama_index_memory_tiers.blocks.sameness import Known, plain, same_fact
+from llama_index_memory_tiers.blocks.facts.sameness import Known, plain, same_fact
 from llama_index_memory_tiers.records import Amendment, NewRecord, Place, Record
 
 Action = Literal["add", "supersede", "retract", "confirm"]

@@ -11,8 +11,8 @@ from llama_index.core.workflow import Event
 from workflows.errors import WorkflowCancelledByUser
 from workflows.handler import WorkflowHandler
 
-from llama_index_memory_tiers.blocks.episodes import Episode, EpisodeStep, Outcome, ToolUse
-from llama_index_memory_tiers.blocks.episodes_runs import RunReader, Tape
+from llama_index_memory_tiers.blocks.episodic.episodes import Episode, EpisodeStep, Outcome, ToolUse
+from llama_index_memory_tiers.blocks.episodic.runs import RunReader, Tape
 
 
 class Writer(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
-from llama_index_memory_tiers.blocks.episodes import (
+from llama_index_memory_tiers.blocks.episodic.episodes import (
     FINAL,
     KINDS,
     MAX_TEXT_CHARS,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.prompts import RichPromptTemplate
 
-from llama_index_memory_tiers.answers import parse_answer
+from llama_index_memory_tiers.extraction.answers import parse_answer
 from llama_index_memory_tiers.text import escape
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 
-from llama_index_memory_tiers.answers import MAX_FACT_CHARS, one_line, read_objects
 from llama_index_memory_tiers.errors import ExtractionError, ModelCallsUnavailableError
+from llama_index_memory_tiers.extraction.answers import MAX_FACT_CHARS, one_line, read_objects
 from llama_index_memory_tiers.text import escape
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from llama_index_memory_tiers.blocks.fact_changes import Move, decide
-from llama_index_memory_tiers.blocks.sameness import Known, shared
+from llama_index_memory_tiers.blocks.facts.changes import Move, decide
+from llama_index_memory_tiers.blocks.facts.sameness import Known, shared
 from llama_index_memory_tiers.records import Changes, NewRecord, Record
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
 
-from llama_index_memory_tiers.blocks.fact_changes import Move, key_of
+from llama_index_memory_tiers.blocks.facts.changes import Move, key_of
 from llama_index_memory_tiers.dates import begins, ends, with_dates
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
-from llama_index_memory_tiers.extraction import MAX_FACT_CHARS, FactDraft
+from llama_index_memory_tiers.extraction.facts import MAX_FACT_CHARS, FactDraft
 from llama_index_memory_tiers.records import NewRecord, Place, StoredMessage, aware
 
 Change = Literal["add", "supersede", "retract"]

@@ -10,7 +10,16 @@ from typing import Any, get_args
 from workflows.handler import WorkflowHandler
 
 from llama_index_memory_tiers.blocks.desk import Desk
-from llama_index_memory_tiers.blocks.episodes import (
+from llama_index_memory_tiers.blocks.episodic.checks import (
+    Cleaner,
+    check_cost,
+    check_final,
+    check_k,
+    check_open,
+    check_outcome,
+    check_text,
+)
+from llama_index_memory_tiers.blocks.episodic.episodes import (
     FINAL,
     KINDS,
     Episode,
@@ -20,18 +29,9 @@ from llama_index_memory_tiers.blocks.episodes import (
     to_record,
     with_step,
 )
-from llama_index_memory_tiers.blocks.episodes_checks import (
-    Cleaner,
-    check_cost,
-    check_final,
-    check_k,
-    check_open,
-    check_outcome,
-    check_text,
-)
-from llama_index_memory_tiers.blocks.episodes_models import EpisodeFinder, LessonWriter, Wanted, failed, readable
-from llama_index_memory_tiers.blocks.episodes_open import EpisodeFrame, OpenEpisode, RecordedRun
-from llama_index_memory_tiers.blocks.episodes_shown import size
+from llama_index_memory_tiers.blocks.episodic.models import EpisodeFinder, LessonWriter, Wanted, failed, readable
+from llama_index_memory_tiers.blocks.episodic.opened import EpisodeFrame, OpenEpisode, RecordedRun
+from llama_index_memory_tiers.blocks.episodic.shown import size
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Changes, Reads, Record
 

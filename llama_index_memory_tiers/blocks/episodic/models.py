@@ -11,10 +11,10 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms import LLM
 
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, usable
-from llama_index_memory_tiers.blocks.episodes import KINDS, Episode, Outcome, cut, from_record, plain, sign
+from llama_index_memory_tiers.blocks.episodic.episodes import KINDS, Episode, Outcome, cut, from_record, plain, sign
 from llama_index_memory_tiers.errors import EmbeddingError
 from llama_index_memory_tiers.events import BlockFailed, emit
-from llama_index_memory_tiers.lessons import extract_lessons
+from llama_index_memory_tiers.extraction.lessons import extract_lessons
 from llama_index_memory_tiers.records import Record, Scope
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec
 

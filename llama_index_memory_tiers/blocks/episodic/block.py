@@ -13,10 +13,10 @@ from pydantic import Field
 from llama_index_memory_tiers.blocks.base import Query
 from llama_index_memory_tiers.blocks.by_hand import HandWrittenBlock
 from llama_index_memory_tiers.blocks.desk import Holder
-from llama_index_memory_tiers.blocks.episodes import Outcome, cut
-from llama_index_memory_tiers.blocks.episodes_book import EpisodeBook
-from llama_index_memory_tiers.blocks.episodes_models import EpisodeFinder, LessonWriter, Wanted
-from llama_index_memory_tiers.blocks.episodes_shown import shown
+from llama_index_memory_tiers.blocks.episodic.book import EpisodeBook
+from llama_index_memory_tiers.blocks.episodic.episodes import Outcome, cut
+from llama_index_memory_tiers.blocks.episodic.models import EpisodeFinder, LessonWriter, Wanted
+from llama_index_memory_tiers.blocks.episodic.shown import shown
 from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.storage import OwnerReader
 

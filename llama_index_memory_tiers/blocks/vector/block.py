@@ -33,7 +33,7 @@ from typing_extensions import Self
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
-from llama_index_memory_tiers.blocks.recollections import (
+from llama_index_memory_tiers.blocks.vector.recollections import (
     KINDS,
     MESSAGE,
     NOTE,
@@ -46,9 +46,9 @@ from llama_index_memory_tiers.blocks.recollections import (
     within_quotas,
 )
 from llama_index_memory_tiers.budget import Item, TokenCounter
-from llama_index_memory_tiers.classifying import classify
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, StorageError
 from llama_index_memory_tiers.events import BlockFailed, emit
+from llama_index_memory_tiers.extraction.classes import classify
 from llama_index_memory_tiers.partitions import Partition, WritePolicy, checked_partitions, classify_by_rule, place
 from llama_index_memory_tiers.records import (
     Batch,

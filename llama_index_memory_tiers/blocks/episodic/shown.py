@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from llama_index_memory_tiers.blocks.episodes import Episode, EpisodeStep, cut, is_chinese
+from llama_index_memory_tiers.blocks.episodic.episodes import Episode, EpisodeStep, cut, is_chinese
 from llama_index_memory_tiers.budget import Item, TokenCounter, section_text
 from llama_index_memory_tiers.instructions import looks_like_instruction
 from llama_index_memory_tiers.text import day_label, escape
