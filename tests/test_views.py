@@ -366,7 +366,7 @@ def _agents(*scripts: Any) -> AgentWorkflow:
         FunctionAgent(
             name=name,
             description=f"The {name}.",
-            llm=ScriptedFunctionCallingLLM(script),  # type: ignore[call-arg]  # pydantic's own signature
+            llm=ScriptedFunctionCallingLLM(script),  # type: ignore[misc, call-arg]  # pydantic's own signature
             tools=[_note],
             can_handoff_to=[other for other in names if other != name],
         )

@@ -10,8 +10,8 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers.blocks.absorbing import Consumer
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
-from llama_index_memory_tiers.blocks.fact_desk import Fact
 from llama_index_memory_tiers.blocks.fact_proposals import FactProposal
+from llama_index_memory_tiers.blocks.fact_values import Fact
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
 from llama_index_memory_tiers.blocks.static import StaticMemoryBlock

@@ -11,7 +11,7 @@ from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import StaticMemoryBlock as StockStaticMemoryBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
 
-from llama_index_memory_tiers import StaticMemoryBlock, VectorMemoryBlock
+from llama_index_memory_tiers import FactProposal, StaticMemoryBlock, StoredMessage, VectorMemoryBlock
 from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
 from llama_index_memory_tiers.testing import WordLlamaEmbedding
 from llama_index_memory_tiers.testing.contracts import BlockContract
@@ -89,6 +89,19 @@ class _CatFinder(MockLLM):
 class TestFactExtractionMemoryBlock(BlockContract):
     def make_block(self) -> FactExtractionMemoryBlock:
         return FactExtractionMemoryBlock(llm=_CatFinder())
+
+
+def _find_cats(messages: list[StoredMessage]) -> list[FactProposal]:
+    return [
+        FactProposal(f"The user's cat is called {found[1]}.", "cat", "is called", found[1], said=(message.id,))
+        for message in messages
+        if (found := re.search(r"My cat is called (\w+)", message.text))
+    ]
+
+
+class TestFactExtractionMemoryBlockWithoutAModel(BlockContract):
+    def make_block(self) -> FactExtractionMemoryBlock:
+        return FactExtractionMemoryBlock(extractor=_find_cats)
 
 
 class MentionCounter(BaseMemoryBlock[str]):
