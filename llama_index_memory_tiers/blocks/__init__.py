@@ -13,8 +13,8 @@ from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.episodic.block import EpisodicMemoryBlock
 from llama_index_memory_tiers.blocks.episodic.episodes import Episode, EpisodeStep, ToolUse
 from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
-from llama_index_memory_tiers.blocks.facts.desk import Fact
 from llama_index_memory_tiers.blocks.facts.proposals import FactProposal
+from llama_index_memory_tiers.blocks.facts.values import Fact
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
 from llama_index_memory_tiers.blocks.heat import HeatMemoryBlock, ProfileVersion
 from llama_index_memory_tiers.blocks.journal.block import JournalMemoryBlock

@@ -19,7 +19,7 @@ from llama_index_memory_tiers.blocks.absorbing import Trigger, is_outage
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.desk import Holder
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
-from llama_index_memory_tiers.blocks.facts.changes import Move, decide, moment
+from llama_index_memory_tiers.blocks.facts.changes import Move, decide
 from llama_index_memory_tiers.blocks.facts.desk import Facts
 from llama_index_memory_tiers.blocks.facts.merging import Condensed, FactsDraft, merge_moves, said_at
 from llama_index_memory_tiers.blocks.facts.proposals import (
@@ -28,6 +28,7 @@ from llama_index_memory_tiers.blocks.facts.proposals import (
     moves_of_drafts,
     moves_of_proposals,
 )
+from llama_index_memory_tiers.blocks.facts.rendering import fact_item, scored, with_key, written_fact
 from llama_index_memory_tiers.blocks.facts.sameness import plain
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, ExtractionError
@@ -43,10 +44,10 @@ from llama_index_memory_tiers.extraction.facts import (
     parse_answer,
     transcribe,
 )
-from llama_index_memory_tiers.instructions import NOT_AN_INSTRUCTION, looks_like_instruction
+from llama_index_memory_tiers.instructions import looks_like_instruction
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Place, Reads, Record, Scope, StoredMessage
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec, new_id
-from llama_index_memory_tiers.text import analyse, escape
+from llama_index_memory_tiers.text import analyse
 
 _KIND = "fact"
 # The model needs to see what it need not find again; merges refuse duplicates of older facts anyway.
@@ -175,7 +176,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         drafts = await extract_facts(
             self.llm,
             transcript,
-            [*self.facts, *(record.text if custom else _with_key(record) for record in known)],
+            [*self.facts, *(record.text if custom else with_key(record) for record in known)],
             max_facts=self.max_facts,
             template=self.fact_extraction_prompt_template,
         )
@@ -274,7 +275,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
             said_at=when,
             sources=sources,
             terms={**analyse(str(data.get("subject", ""))), **analyse(text)},
-            tokens=counter.text(_written(text, suspect=suspect)),
+            tokens=counter.text(written_fact(text, suspect=suspect)),
         )
 
     async def written(
@@ -335,9 +336,9 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
 
     async def recall(self, query: Query, reader: OwnerReader) -> Sequence[Item]:
         """Offer the facts: all when there are few, else the relevant ones first, then the newest."""
-        seeds = [Item(_written(text, suspect=False), order=(0.0, float(at))) for at, text in enumerate(self.facts)]
+        seeds = [Item(written_fact(text, suspect=False), order=(0.0, float(at))) for at, text in enumerate(self.facts)]
         records = await reader.records(_KIND)
-        items = {record.id: _item(record, query.now) for record in records}
+        items = {record.id: fact_item(record, query.now) for record in records}
         tokens = sum(query.counter.text(f"{item.text}\n") for item in (*seeds, *items.values()))
         pinned = [record.id for record in records if record.data.get("pinned")]
         newest = [*pinned, *(record.id for record in reversed(records))]
@@ -345,7 +346,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
             return [*seeds, *(items[one] for one in dict.fromkeys(newest))]
         found = await self._relevant(query, reader)
         ranked = dict.fromkeys([*pinned, *(one for one in found if one in items), *newest])
-        shown = [_scored(items[one], found.get(one)) for one in ranked]
+        shown = [scored(items[one], found.get(one)) for one in ranked]
         return [*seeds, *shown[: self.shown_facts]]
 
     async def _relevant(self, query: Query, reader: OwnerReader) -> dict[str, Hit | None]:
@@ -378,45 +379,6 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
             return [draft.text for draft in parse_answer(xml_text).facts]
         except ExtractionError:
             return []
-
-
-# --- writing --------------------------------------------------------------------------------------------------
-
-
-def _with_key(record: Record) -> str:
-    """A known fact as the model is shown it: with what another one must share to take its place."""
-    subject, relation = record.data.get("subject"), record.data.get("relation")
-    since = moment(record.data, "valid_from") or record.said_at
-    if not subject or not relation or since is None:
-        return record.text
-    return f"{record.text} ({subject} / {relation}, since {since:%Y-%m-%d})"
-
-
-def _item(record: Record, now: datetime) -> Item:
-    when = record.said_at or record.created_at
-    since, until = moment(record.data, "valid_from"), moment(record.data, "valid_until")
-    return Item(
-        _written(
-            record.text,
-            suspect=bool(record.data.get("suspect")),
-            since=since if since is not None and since > now else None,
-            until=until,
-        ),
-        order=(1.0, when.timestamp()),
-        sources=frozenset(record.sources),
-        record_id=record.id,
-    )
-
-
-def _scored(item: Item, hit: Hit | None) -> Item:
-    return item if hit is None else replace(item, score=hit.score, legs=hit.legs)
-
-
-def _written(text: str, *, suspect: bool, since: datetime | None = None, until: datetime | None = None) -> str:
-    mark = f' note="{NOT_AN_INSTRUCTION}"' if suspect else ""
-    mark += f' from="{since:%Y-%m-%d}"' if since is not None else ""
-    mark += f' until="{until:%Y-%m-%d}"' if until is not None else ""
-    return f"<fact{mark}>{escape(text)}</fact>"
 
 
 def _llm_name(llm: LLM | None) -> str:

@@ -103,9 +103,10 @@ class _Row:
     deleted: bool = False
     new: NewRecord | None = None
 
-    @property
-    def key(self) -> Key:
-        return key_of(str(self.data.get("subject", "")), str(self.data.get("relation", "")))
+    key: Key = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = key_of(str(self.data.get("subject", "")), str(self.data.get("relation", "")))
 
     @property
     def value(self) -> str:
@@ -356,23 +357,33 @@ class _Table:
 
     def _slot(self, targets: Sequence[_Row]) -> list[_Row]:
         """Facts that have stood in the place of these, one after the other; their other wordings as well."""
-        found = {row.id for row in targets}
-        rows = [row for row in self._rows.values() if not row.deleted]
         key = targets[0].key
-        grown = True
-        while grown:
-            grown = False
-            for row in rows:
-                links = {row.ended_by, row.reworded} - {None}
-                joined = row.id in found
-                for other in links:
-                    linked = self._rows.get(str(other))
-                    if linked is None or row.key != key or linked.key != key:
-                        continue
-                    if joined != (linked.id in found):
-                        found |= {row.id, linked.id}
-                        joined = grown = True
-        return [row for row in rows if row.id in found]
+        rows = {row.id: row for row in self._rows.values() if row.key == key and not row.deleted}
+        links = ((row.id, str(other)) for row in rows.values() for other in (row.ended_by, row.reworded) if other)
+        found = linked([row.id for row in targets], (pair for pair in links if pair[1] in rows))
+        return [row for row in self._rows.values() if row.id in found]
+
+
+def linked(start: Sequence[str], pairs: Iterable[tuple[str, str]]) -> set[str]:
+    """All that hangs together with something.
+
+    Args:
+        start: Ids to begin with.
+        pairs: Ids that belong together.
+
+    Returns:
+        The ids that can be reached, those of the beginning among them.
+    """
+    near: dict[str, list[str]] = {}
+    for one, other in pairs:
+        near.setdefault(one, []).append(other)
+        near.setdefault(other, []).append(one)
+    found, waiting = set(start), list(start)
+    while waiting:
+        new = [other for other in near.get(waiting.pop(), ()) if other not in found]
+        found.update(new)
+        waiting.extend(new)
+    return found
 
 
 def _alike(one: _Row, other: _Row) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from llama_index_memory_tiers.blocks.desk import Desk
-from llama_index_memory_tiers.blocks.facts.changes import Move, decide, key_of, moment
+from llama_index_memory_tiers.blocks.facts.changes import Move, decide, key_of, linked
+from llama_index_memory_tiers.blocks.facts.sameness import Known
+from llama_index_memory_tiers.blocks.facts.values import Fact, FactOrigin, confirmed, fact_of, holds, links
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import (
@@ -18,68 +19,11 @@ from llama_index_memory_tiers.records import (
     Reads,
     Record,
     Scope,
-    StoredMessage,
     aware,
 )
 
 _KIND = "fact"
 _BY_HAND = "by hand"
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A fact with the time for which it holds.
-
-    Args:
-        id: Public id.
-        text: The sentence.
-        subject: Whom or what it is about; '' when nobody said.
-        relation: How subject and value belong together, or ''.
-        value: The rest, or ''.
-        said_at: When the newest of its sources was said.
-        valid_from: Since when it holds: when it was said, unless a day was named.
-        valid_until: When it ends or ended; `None` when nothing is known of an end.
-        current: Whether it is on the list now: neither over, nor in other words in another fact, nor put aside.
-        replaced_by: Id of the fact that holds instead.
-        retracted: Whether somebody said that it no longer holds.
-        pinned: Whether it stays whatever a model proposes and however many facts there are.
-        confirmed_at: When it was last said or confirmed.
-        suspect: Whether it reads like an instruction to a model.
-    """
-
-    id: str
-    text: str
-    subject: str
-    relation: str
-    value: str
-    said_at: datetime
-    valid_from: datetime
-    valid_until: datetime | None = None
-    current: bool = True
-    replaced_by: str | None = None
-    retracted: bool = False
-    pinned: bool = False
-    confirmed_at: datetime | None = None
-    suspect: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FactOrigin:
-    """Why a fact is known, and why it ended.
-
-    Args:
-        fact: The fact.
-        messages: What it comes from, oldest first; messages that were forgotten are missing.
-        ended_by: What ended it, likewise.
-        model: Name of the model that wrote it; '' for an extractor of yours or a person.
-        prompt: Version of the prompt; `custom`, `extractor` or `by hand`.
-    """
-
-    fact: Fact
-    messages: tuple[StoredMessage, ...]
-    ended_by: tuple[StoredMessage, ...]
-    model: str
-    prompt: str
 
 
 class FactWriter(Protocol):
@@ -110,7 +54,7 @@ class Facts:
     async def all(self) -> list[Fact]:
         """The facts that are on the list now, in the order in which they were written."""
         records = await (await self._desk.reader()).records(_KIND)
-        return [_fact(record, current=True) for record in records]
+        return [fact_of(record, current=True) for record in records]
 
     async def as_of(self, time: datetime) -> list[Fact]:
         """What held at a time, as far as is known today.
@@ -123,7 +67,7 @@ class Facts:
         """
         at = aware(time)
         records = {record.id: record for record in await self._records()}
-        found = [fact for fact in map(_fact, records.values()) if _holds(fact, records, at)]
+        found = [fact for fact in map(fact_of, records.values()) if holds(fact, records, at)]
         return sorted(found, key=lambda fact: fact.valid_from)
 
     async def history(self, fact: Fact | str) -> list[Fact]:
@@ -137,23 +81,10 @@ class Facts:
             fact is not known.
         """
         records = {record.id: record for record in await self._records()}
-        found = {_id(fact)} & records.keys()
-        while True:
-            linked = {
-                one
-                for record in records.values()
-                for one, other in _links(record)
-                if one in records and other in records and (one in found) != (other in found)
-            } | {
-                other
-                for record in records.values()
-                for one, other in _links(record)
-                if one in found and other in records
-            }
-            if linked <= found:
-                break
-            found |= linked
-        return sorted((_fact(records[one]) for one in found), key=lambda one: (one.valid_from, one.said_at))
+        start = [_id(fact)] if _id(fact) in records else []
+        pairs = (pair for record in records.values() for pair in links(record) if pair[1] in records)
+        found = linked(start, pairs)
+        return sorted((fact_of(records[one]) for one in found), key=lambda one: (one.valid_from, one.said_at))
 
     async def why(self, fact: Fact | str) -> FactOrigin | None:
         """Where a fact comes from.
@@ -170,7 +101,7 @@ class Facts:
         log, owner = self._desk.storage.log, await self._desk.owner()
         places = [(int(sid), int(seq)) for sid, seq in record.data.get("ended_sources", ())]
         return FactOrigin(
-            fact=_fact(record),
+            fact=fact_of(record),
             messages=tuple(await log.at(owner, record.sources)),
             ended_by=tuple(await log.at(owner, places)),
             model=str(record.data.get("model", "")),
@@ -187,8 +118,8 @@ class Facts:
             The facts, the longest unconfirmed first; pinned ones are not among them.
         """
         before = self._desk.now() - timedelta(days=days)
-        found = [fact for fact in await self.all() if not fact.pinned and _confirmed(fact) < before]
-        return sorted(found, key=_confirmed)
+        found = [fact for fact in await self.all() if not fact.pinned and confirmed(fact) < before]
+        return sorted(found, key=confirmed)
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -242,11 +173,10 @@ class Facts:
             until=None if until is None else aware(until),
             by_hand=True,
         )
-        changes = await self._decided(move)
+        await self._decided(move)
         made = {one.id: one for one in await self._records()}
-        if record.id in made:
-            return _fact(made[record.id])
-        return next(_fact(made[one]) for one in changes.amend if one in made)
+        known = Known((one.id, one.text) for one in made.values() if one.live).find(sentence)
+        return fact_of(made[record.id if record.id in made or known is None else known])
 
     async def edit(
         self,
@@ -283,7 +213,7 @@ class Facts:
             return Changes(revise=tuple(record for one in records if not one.data.get("deleted")))
 
         await self._desk.change(merge, Reads(ids=(old.id,)))
-        return _fact(await self._known(old.id))
+        return fact_of(await self._known(old.id))
 
     async def pin(self, fact: Fact | str, pinned: bool = True) -> Fact:
         """Keep a fact whatever a model proposes and however many facts there are, or no longer.
@@ -332,7 +262,7 @@ class Facts:
         await self._decided(
             Move("retract", self._desk.now(), targets=frozenset({_id(fact)}), since=since, by_hand=True)
         )
-        return _fact(await self._known(_id(fact)))
+        return fact_of(await self._known(_id(fact)))
 
     async def delete(self, fact: Fact | str) -> Fact | None:
         """Remove a fact, its other wordings, and what it says; its place in the history of others closes.
@@ -356,7 +286,7 @@ class Facts:
             return Changes(revise=empty, archive=tuple(sorted(gone)))
 
         await self._desk.change(merge)
-        return _fact(old)
+        return fact_of(old)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -414,51 +344,8 @@ class Facts:
             return Changes(amend=amended)
 
         await self._desk.change(merge, Reads(ids=(id_,)))
-        return _fact(await self._known(id_))
+        return fact_of(await self._known(id_))
 
 
 def _id(fact: Fact | str) -> str:
     return fact.id if isinstance(fact, Fact) else fact
-
-
-def _confirmed(fact: Fact) -> datetime:
-    return max(fact.confirmed_at or fact.said_at, fact.said_at)
-
-
-def _links(record: Record) -> list[tuple[str, str]]:
-    """The facts that stand in this one's place."""
-    heirs = {record.data.get("ended_by"), record.superseded_by} - {None}
-    return [(record.id, str(heir)) for heir in heirs]
-
-
-def _holds(fact: Fact, records: Mapping[str, Record], at: datetime) -> bool:
-    """Whether a fact is what held at a time, in the words that held then."""
-    record = records[fact.id]
-    if not fact.valid_from <= at or (fact.valid_until is not None and fact.valid_until <= at):
-        return False
-    if record.superseded_by is not None and fact.replaced_by is None:
-        wording = records.get(record.superseded_by)
-        return wording is None or not _fact(wording).valid_from <= at
-    put_aside = record.archived_at if fact.valid_until is None else None
-    return put_aside is None or at < put_aside
-
-
-def _fact(record: Record, *, current: bool | None = None) -> Fact:
-    data = record.data
-    said = record.said_at or record.created_at
-    return Fact(
-        id=record.id,
-        text=record.text,
-        subject=str(data.get("subject", "")),
-        relation=str(data.get("relation", "")),
-        value=str(data.get("value", "")),
-        said_at=said,
-        valid_from=moment(data, "valid_from") or said,
-        valid_until=moment(data, "valid_until"),
-        current=record.live if current is None else current,
-        replaced_by=data.get("ended_by"),
-        retracted=bool(data.get("retracted")),
-        pinned=bool(data.get("pinned")),
-        confirmed_at=moment(data, "confirmed_at"),
-        suspect=bool(data.get("suspect")),
-    )
