@@ -23,6 +23,7 @@ from llama_index_memory_tiers.storage.forgetting import ForgettingStore
 from llama_index_memory_tiers.storage.importing import Importer
 from llama_index_memory_tiers.storage.index import Hit, IndexCache, IndexQuery
 from llama_index_memory_tiers.storage.log import MessageLog
+from llama_index_memory_tiers.storage.packs import PackStore
 from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
 from llama_index_memory_tiers.storage.schema import build_tables, checked_name, migrate
@@ -117,7 +118,8 @@ class Storage:
         self._database.on_open = self._migrate
         self.log = MessageLog(self._database, self._tables)
         self.cursors = CursorStore(self._database, self._tables)
-        self.records = RecordStore(self._database, self._tables, IndexCache(max_bytes=index_bytes), now=self.now)
+        packs = PackStore(self._database, self._tables, ids=new_id)
+        self.records = RecordStore(self._database, self._tables, IndexCache(index_bytes), packs, now=self.now)
         self.forgetting = ForgettingStore(self._database, self._tables, self.log, self.records, now=self.now)
         self._database.after_open = self.forgetting.resume
         self._exporter = Exporter(self._database, self._tables)
@@ -218,6 +220,7 @@ class Storage:
 
     async def aclose(self) -> None:
         """Wait for running transactions and close what this object opened. Calling it twice is harmless."""
+        await self.records.settle()
         await self._database.aclose()
 
     async def __aenter__(self) -> Self:

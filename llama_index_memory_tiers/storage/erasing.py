@@ -10,6 +10,7 @@ from sqlalchemy import and_, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.records import Place
+from llama_index_memory_tiers.storage.packs import drop_packs
 from llama_index_memory_tiers.storage.rows import GONE, chunks
 from llama_index_memory_tiers.storage.schema import Tables, owner_touch
 
@@ -57,7 +58,7 @@ class Eraser:
         return found
 
     async def touch(self, connection: AsyncConnection, owners: Iterable[str]) -> dict[str, int]:
-        """Raise the epoch of owners in the one order that all transactions lock them in.
+        """Raise the epoch of owners in the one order that all transactions lock them in; their packs go.
 
         Returns:
             The new revision of each.
@@ -66,6 +67,7 @@ class Eraser:
         for owner in sorted(set(owners)):
             row = (await connection.execute(self._touch, {"owner": owner, "raise_epoch": 1})).one()
             revisions[owner] = int(row[1])
+            await connection.execute(drop_packs(self._t, owner))
         return revisions
 
     async def void_claims(self, connection: AsyncConnection, sid: int) -> None:
@@ -249,3 +251,12 @@ class Eraser:
             "messages": (await connection.execute(texts)).scalar_one(),
             "dead letters": await self.empty_letters(connection, sid),
         }
+
+    async def old_packs(self, connection: AsyncConnection, owners: Collection[str]) -> int:
+        """How many packs of these owners are older than their newest deletion."""
+        p, o = self._t.packs, self._t.owners
+        left = 0
+        for part in chunks(sorted(owners)):
+            query = select(func.count()).select_from(p.join(o, o.c.owner == p.c.owner))
+            left += (await connection.execute(query.where(p.c.owner.in_(part), p.c.epoch < o.c.epoch))).scalar_one()
+        return left

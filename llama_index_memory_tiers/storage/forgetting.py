@@ -28,7 +28,7 @@ from llama_index_memory_tiers.storage.selection import Selection
 _logger = logging.getLogger(__name__)
 
 STORES = (
-    "messages", "records", "sources", "embeddings", "terms", "dead letters", "cursors moved back", "caches",
+    "messages", "records", "sources", "embeddings", "terms", "packs", "dead letters", "cursors moved back", "caches",
     "write-ahead log",
 )  # fmt: skip
 """What is read again after the deletes."""
@@ -348,7 +348,7 @@ class ForgettingStore:
 
         async def work(connection: AsyncConnection) -> dict[str, int]:
             left = await self._eraser.left_of(connection, sorted(run.records))
-            left |= {"messages": 0, "dead letters": 0}
+            left |= {"messages": 0, "dead letters": 0, "packs": await self._eraser.old_packs(connection, run.owners)}
             for sid in sorted(run.sids):
                 for store, count in (await self._eraser.left_in(connection, sid)).items():
                     left[store] += count

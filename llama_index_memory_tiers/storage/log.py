@@ -18,6 +18,7 @@ from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.alignment import LogRow, plan_alignment
 from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.packs import drop_packs
 from llama_index_memory_tiers.storage.rows import (
     ACTIVE,
     ARCHIVED,
@@ -71,6 +72,7 @@ class MessageLog:
     def __init__(self, database: Database, tables: Tables) -> None:
         self._database = database
         self._cache = _Cache()
+        self._tables = tables
         self._s = s = tables.sessions
         self._m = m = tables.messages
         self._c = tables.cursors
@@ -442,6 +444,7 @@ class MessageLog:
         """Void what was recalled from a session, and what blocks prepare from it right now."""
         for owner in (f"u:{user_id}", f"s:{sid}") if user_id else (f"s:{sid}",):
             await connection.execute(self._touch, {"owner": owner, "raise_epoch": 1})
+            await connection.execute(drop_packs(self._tables, owner))
 
     async def recount(self, sid: int, counts: Mapping[int, int], counter: str) -> None:
         """Write token counts that another counter made.

@@ -29,12 +29,13 @@ from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.index import (
     Hit,
     IndexCache,
+    IndexColumns,
     IndexQuery,
-    IndexRow,
     OwnerIndex,
     encode_terms,
     encode_vector,
 )
+from llama_index_memory_tiers.storage.packs import Pack, PackStore
 from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows
 from llama_index_memory_tiers.storage.schema import Tables, owner_touch
 
@@ -44,6 +45,8 @@ _logger = logging.getLogger(__name__)
 _PAGE_ROWS = 4000
 # Beyond this an index is brought up to date in a thread.
 _THREAD_ROWS = 500
+# An index is packed when so many rows of it, and a quarter of all, were read one by one.
+_PACKED_ROWS = 2000
 _LAST_ID = 2**63 - 1
 
 Fence = Callable[[AsyncConnection], Awaitable[bool]]
@@ -84,11 +87,16 @@ class RecordStore:
         database: Where.
         tables: The tables.
         cache: Owner indexes kept in RAM.
+        packs: The same on disk.
         now: Clock in microseconds since 1970.
     """
 
-    def __init__(self, database: Database, tables: Tables, cache: IndexCache, *, now: Callable[[], int]) -> None:
+    def __init__(
+        self, database: Database, tables: Tables, cache: IndexCache, packs: PackStore, *, now: Callable[[], int]
+    ) -> None:
         self._database = database
+        self._packs = packs
+        self._packing: set[asyncio.Task[None]] = set()
         self._cache = cache
         self._now = now
         self._t = tables
@@ -347,14 +355,35 @@ class RecordStore:
         key = (owner, model)
         index = self._cache.get(key)
         if index is None:  # an empty one is not missing
-            index = OwnerIndex()
+            index = await self._unpacked(owner, model)
+        caught_up = await self._caught_up(index, owner, model)
+        if caught_up is None:
+            return OwnerIndex()  # nothing was ever learnt about this owner
+        index, fresh = caught_up
+        self._cache.put(key, index)
+        failpoints.reach("index.updated")
+        if fresh >= max(_PACKED_ROWS, len(index) // 4):
+            self._pack_soon(index, owner, model)
+        return index
+
+    async def _unpacked(self, owner: str, model: str) -> OwnerIndex:
+        pack = await self._packs.read(owner, model)
+        if pack is not None:
+            try:
+                return await asyncio.to_thread(OwnerIndex.unpacked, pack.epoch, pack.rev, pack.body)
+            except ValueError:
+                _logger.error("damaged pack skipped", extra={"rev": pack.rev})  # noqa: TRY400  # nothing to trace
+        return OwnerIndex()
+
+    async def _caught_up(self, index: OwnerIndex, owner: str, model: str) -> tuple[OwnerIndex, int] | None:
+        """Take in what has changed; the index, a new one when the owner was forgotten, and the number of rows."""
         epoch = index.epoch if index.rev else None
         after = {"rev": index.rev, "id": _LAST_ID}
         found: list[Any] = []
         while True:
             rows = await self._page({"owner": owner, "model": model, "limit": _PAGE_ROWS, **after})
             if not rows:
-                return OwnerIndex()  # nothing was ever learnt about this owner
+                return None
             if epoch not in (None, rows[0].owner_epoch):
                 # Forgotten: load anew.
                 index, epoch, after, found = OwnerIndex(), None, {"rev": 0, "id": _LAST_ID}, []
@@ -372,9 +401,22 @@ class RecordStore:
             _take_in(index, found)
         # The last statement saw every change up to the revision that it read with them.
         index.rev = max(index.rev, rows[0].owner_rev)
-        self._cache.put(key, index)
-        failpoints.reach("index.updated")
-        return index
+        return index, len(found)
+
+    def _pack_soon(self, index: OwnerIndex, owner: str, model: str) -> None:
+        async def work() -> None:
+            packed = await asyncio.to_thread(index.packed)
+            await self._packs.write(owner, model, Pack(*packed))
+
+        task = asyncio.get_running_loop().create_task(work())
+        self._packing.add(task)
+        task.add_done_callback(self._packing.discard)
+
+    async def settle(self) -> None:
+        """Wait until what is being packed on this loop is kept."""
+        here = asyncio.get_running_loop()
+        mine = [task for task in self._packing if task.get_loop() is here]
+        await asyncio.gather(*mine, return_exceptions=True)
 
     async def _page(self, values: Mapping[str, Any]) -> Sequence[Any]:
         async def work(connection: AsyncConnection) -> Sequence[Any]:
@@ -566,23 +608,33 @@ def _read(row: Any, sources: tuple[Place, ...]) -> Record | None:
 
 def _take_in(index: OwnerIndex, rows: Sequence[Any]) -> None:
     with many_objects():
-        index.update(_index_rows(rows))
+        index.take(_index_columns(rows))
 
 
-def _index_rows(rows: Sequence[Any]) -> Iterable[IndexRow]:
+def _index_columns(rows: Sequence[Any]) -> IndexColumns:
     """Rows of the catch-up statement, in the order of its columns, as the index wants them."""
     (
         _, _, ids, revs, kinds, blocks, superseded, archived, said, created, expires, sids, seqs, speakers, tokens,
-        vectors, terms, counts,
+        *projections,
     ) = zip(*rows, strict=True)  # fmt: skip
     # Column by column: a loop over 10 000 rows takes twice the time.
-    return map(
-        IndexRow, ids, revs, kinds, blocks,
-        [by is None and at is None for by, at in zip(superseded, archived, strict=True)],
-        [(at if when is None else when) / 1e6 for when, at in zip(said, created, strict=True)],
-        [None if when is None else when / 1e6 for when in expires],
-        sids, seqs, speakers, tokens, *zip(*map(_projections, ids, vectors, terms, counts), strict=True),
-    )  # fmt: skip
+    vectors, terms, counts = zip(*map(_projections, ids, *projections), strict=True)
+    return {
+        "id": ids,
+        "rev": revs,
+        "kind": kinds,
+        "block": blocks,
+        "live": [by is None and at is None for by, at in zip(superseded, archived, strict=True)],
+        "said_at": [(at if when is None else when) / 1e6 for when, at in zip(said, created, strict=True)],
+        "expires_at": [None if when is None else when / 1e6 for when in expires],
+        "sid": sids,
+        "seq": seqs,
+        "speaker": speakers,
+        "tokens": tokens,
+        "vector": vectors,
+        "terms": terms,
+        "counts": counts,
+    }
 
 
 def _projections(

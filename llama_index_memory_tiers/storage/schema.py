@@ -71,6 +71,7 @@ class Tables:
     sources: Table
     embeddings: Table
     terms: Table
+    packs: Table
     forgetting: Table
     forgotten: Table
 
@@ -131,6 +132,10 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
         ),
         embeddings=table("embeddings", key("record_id", BigInteger), key("model"), Column("vec", LargeBinary)),
         terms=table("terms", key("record_id", BigInteger), Column("ids", LargeBinary), Column("counts", LargeBinary)),
+        packs=table(
+            "packs", key("pack"), key("part", Integer), Column("parts", Integer), Column("owner", Text),
+            Column("model", Text), Column("epoch", BigInteger), Column("rev", BigInteger), Column("body", LargeBinary),
+        ),
         forgetting=table(
             "forgetting", identity("id"), Column("user_id", Text), Column("token", Text), Column("spec", Text),
             Column("done", Text), Column("started_at", BigInteger), Column("finished_at", BigInteger),
@@ -192,6 +197,12 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
            PRIMARY KEY (record_id, model))""",
         """CREATE TABLE {t[terms]} (record_id BIGINT PRIMARY KEY, ids {bytes} NOT NULL,
            counts {bytes} NOT NULL)""",
+    ),
+    (
+        """CREATE TABLE {t[packs]} (pack TEXT NOT NULL, part INTEGER NOT NULL, parts INTEGER NOT NULL,
+           owner TEXT NOT NULL, model TEXT NOT NULL, epoch BIGINT NOT NULL, rev BIGINT NOT NULL, body {bytes} NOT NULL,
+           PRIMARY KEY (pack, part))""",
+        "CREATE INDEX {i[packs_owner]} ON {t[packs]} (owner, model)",
     ),
     (
         """CREATE TABLE {t[forgetting]} (id {id}, user_id TEXT NOT NULL, token TEXT NOT NULL UNIQUE, spec TEXT NOT NULL,

@@ -350,6 +350,19 @@ async def test_the_running_turn_as_it_was_said_and_remembered_recalls_go_from_me
     assert storage.records.cached({"u:ada", "s:1"}) == 0
 
 
+async def test_packed_indexes_of_before_go(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_index_memory_tiers.storage.records._PACKED_ROWS", 4)
+    memory = memory_of(storage, VectorMemoryBlock(embed_model=None), token_limit=60)
+    await put_numbered(memory, 1, 6)
+    await memory.aget("question 1")
+    await storage.records.settle()
+    assert await rows(storage, "SELECT * FROM {t}_packs") != []
+    receipt = await memory.aforget(ids=["q1"])
+    assert receipt.complete
+    assert "packs" in receipt.removed
+    assert await rows(storage, "SELECT * FROM {t}_packs") == []
+
+
 async def test_tombstones_take_no_part_in_the_size_of_the_window(storage: Storage) -> None:
     memory = memory_of(storage)
     await put_numbered(memory, 1, 4)
