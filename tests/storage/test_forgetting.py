@@ -624,6 +624,22 @@ async def test_a_lost_reply_leaves_no_second_job(storage: Storage) -> None:
     assert await rows(storage, "SELECT * FROM {t}_forgetting") == []
 
 
+async def test_what_a_failed_call_has_left_is_finished_by_the_next_call(storage: Storage) -> None:
+    memory = memory_of(storage)
+    await put_numbered(memory, 1, 2)
+    await memory.aput(said("user", SECRET), uid="s")
+
+    def fail(name: str) -> None:
+        if name == "forget.noted":
+            raise ConnectionAbortedError
+
+    with failpoints.armed(fail), pytest.raises(ConnectionAbortedError):
+        await memory.aforget(filter=ForgetFilter(contains=SECRET))
+    assert SECRET in await everything_written(storage)
+    assert (await memory.aforget(ids=["q1"])).complete
+    assert SECRET not in await everything_written(storage)
+
+
 async def test_finished_jobs_whose_receipt_nobody_read_are_removed_after_a_day(make_storage: MakeStorage) -> None:
     clock = Clock()
     storage = make_storage("file", clock=clock)
