@@ -574,11 +574,10 @@ async def test_a_block_that_is_not_ours_makes_the_receipt_incomplete(storage: St
     assert receipt.pending == ()
 
 
-async def test_the_window_in_a_chat_store_of_yours_goes_with_the_session_or_is_named_as_out_of_reach(
-    make_storage: MakeStorage,
-) -> None:
-    store = SQLAlchemyChatStore(table_name="theirs")
-    memory = memory_of(make_storage("private"), chat_store=store)
+async def test_the_window_in_a_chat_store_of_yours_goes_with_the_session_or_is_named_as_out_of_reach() -> None:
+    engine = create_async_engine("sqlite+aiosqlite:///:memory:")
+    store = SQLAlchemyChatStore(table_name="theirs", async_engine=engine)
+    memory = TieredMemory(chat_store=store, user_id="ada", session_id="chat")
     await put_numbered(memory, 1, 2)
     by_time = await memory.aforget(before=datetime(2000, 1, 1, tzinfo=timezone.utc))
     assert by_time.pending == ("chat store",)
@@ -586,6 +585,8 @@ async def test_the_window_in_a_chat_store_of_yours_goes_with_the_session_or_is_n
     assert whole.complete
     assert whole.removed["chat store"] == 4
     assert await texts(memory) == []
+    await memory.aclose()
+    await engine.dispose()
 
 
 # --- interrupted ------------------------------------------------------------------------------------------------
