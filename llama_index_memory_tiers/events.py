@@ -176,7 +176,7 @@ class ForgetEntry:
     """What one store had of what was to be forgotten, and what a second reading of it found.
 
     Args:
-        store: `messages`, `records`, `sources`, `embeddings`, `terms`, `dead letters`, `cursors moved back`,
+        store: `messages`, `records`, `sources`, `embeddings`, `terms`, `packs`, `dead letters`, `cursors moved back`,
             `caches`, `write-ahead log`, or the name of a block that holds data elsewhere.
         removed: Rows that are gone.
         left: Rows that are there all the same; `None` when the store could not be read again.

@@ -67,6 +67,7 @@ class Forgetter:
         told = [await self._tell(key, selection.user_id) for key in self._tellable]
         failpoints.reach("forget.blocks")
         await store.close(run.job)
+        await store.resume()  # what an earlier call could not finish
         return ForgetReceipt((*_entries(outcome), *told, *files), self._unreached), outcome.moved_back
 
     async def _forget_files(self, selection: Selection, scope: Scope) -> list[ForgetEntry]:

@@ -159,7 +159,7 @@ class ForgettingStore:
         return Outcome(done, left, moved_back=run.moved_back)
 
     async def resume(self) -> None:
-        """Finish what another start has left undone; part of opening the storage."""
+        """Finish what was left undone; part of opening the storage, and of every later call."""
         j, f = self._j, self._t.forgotten
 
         async def work(connection: AsyncConnection) -> tuple[list[Any], bool]:
