@@ -20,6 +20,7 @@ from llama_index_memory_tiers.errors import (
 from llama_index_memory_tiers.evaluation import RecallOutcome, RecallReport, evaluate_recall
 from llama_index_memory_tiers.events import ContextReport, FlushReport, MaintenanceReport, TiersReport
 from llama_index_memory_tiers.memory import TieredMemory
+from llama_index_memory_tiers.memoryos import Takeover, import_memoryos
 from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.retention import ByAge, ByDisuse, ByHeat, ByImportance, NearDuplicates
@@ -54,6 +55,7 @@ __all__ = [
     "Storage",
     "StorageError",
     "StoredMessage",
+    "Takeover",
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",
@@ -61,5 +63,6 @@ __all__ = [
     "TokenBudget",
     "VectorMemoryBlock",
     "evaluate_recall",
+    "import_memoryos",
     "read_chat_file",
 ]

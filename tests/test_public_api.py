@@ -43,6 +43,7 @@ PUBLIC = [
     "Storage",
     "StorageError",
     "StoredMessage",
+    "Takeover",
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",
@@ -50,6 +51,7 @@ PUBLIC = [
     "TokenBudget",
     "VectorMemoryBlock",
     "evaluate_recall",
+    "import_memoryos",
     "read_chat_file",
 ]
 OPTIONAL = ["asyncpg", "IPython", "matplotlib", "pytest", "rich", "typer", "wordllama"]
