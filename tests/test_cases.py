@@ -61,6 +61,7 @@ from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads
 from llama_index_memory_tiers.storage import IndexQuery
 from llama_index_memory_tiers.storage import records as records_module
+from llama_index_memory_tiers.storage.schema import VERSION
 from llama_index_memory_tiers.text import analyse, message_terms
 
 
@@ -272,7 +273,7 @@ async def test_twenty_first_reads_from_three_processes_make_the_tables_once(
     counts = (7, 7, 6)
     found = in_processes(children.first_reads, *((place_of(storage), count, barrier) for count in counts))
     assert found == [[0] * count for count in counts]
-    assert [tuple(row) for row in await rows(storage, "SELECT count(*) FROM {t}_schema")] == [(1,)]
+    assert [tuple(row) for row in await rows(storage, "SELECT count(*) FROM {t}_schema")] == [(VERSION,)]
 
 
 async def test_an_empty_batch_does_nothing_at_all(storage: Storage, events: list[Any]) -> None:
