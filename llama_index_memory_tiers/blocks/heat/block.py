@@ -486,6 +486,31 @@ class HeatMemoryBlock(TieredMemoryBlock):
         """
         await hands.roll_back(memory.desk(self.name), version)
 
+    async def aset_profile(self, memory: Holder, text: str) -> bool:
+        """Write the profile by hand, as its next version.
+
+        Args:
+            memory: The memory that uses this block.
+            text: One sentence a line; secrets are taken out.
+
+        Returns:
+            Whether it says anything that no version said.
+        """
+        return await hands.set_profile(memory.desk(self.name), text)
+
+    async def alearn(self, memory: Holder, notes: Sequence[tuple[datetime, str, bool]]) -> int:
+        """Add knowledge by hand.
+
+        Args:
+            memory: The memory that uses this block.
+            notes: For each when it was said (aware), the text, and whether it is about the assistant.
+
+        Returns:
+            How many were new.
+        """
+        desk = memory.desk(self.name)
+        return await hands.learn(desk, notes, self.long_term_knowledge_capacity, self._overflow)
+
     async def apin(self, memory: Holder, segment: str, *, pinned: bool = True) -> None:
         """Keep a segment whatever its heat; or, with `pinned=False`, no longer.
 
