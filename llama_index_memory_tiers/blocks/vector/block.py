@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -47,8 +48,9 @@ from llama_index_memory_tiers.blocks.vector.recollections import (
 )
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, StorageError
-from llama_index_memory_tiers.events import BlockFailed, emit
+from llama_index_memory_tiers.events import BlockFailed, ModelCalled, emit
 from llama_index_memory_tiers.extraction.classes import classify
+from llama_index_memory_tiers.extraction.rewriting import rewrite_question
 from llama_index_memory_tiers.partitions import Partition, WritePolicy, checked_partitions, classify_by_rule, place
 from llama_index_memory_tiers.records import (
     Batch,
@@ -76,6 +78,7 @@ _FEWEST_HITS = 50
 _TOKENS_A_MESSAGE = 10  # few are shorter, so that the candidates fill any allowance
 _STORE_HITS = 100
 _DAY_SECONDS = 86_400
+_MESSAGES_FOR_REWRITING = 6
 
 
 def _embed_model_of_settings() -> BaseEmbedding | None:
@@ -102,6 +105,9 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         classifier: Says which partition a text belongs to: a function of the text, sync or async, or an LLM, which is
             asked once a batch; default by the survey's word lists. What fails or is unknown is a conversation.
         write_policy: Which messages are kept, such as `WritePolicy.survey()`; default all.
+        query_llm: Writes each question so that it can be understood alone before it is looked up: one call per context.
+            Default none; a call that fails or takes longer than `query_seconds` leaves the question as it is.
+        query_seconds: Bound of that call, in seconds; default 5.
         decay_rate: A score is multiplied by exp(-rate · days); .01 halves it in 69.3 days. Default 0.
     """
 
@@ -114,6 +120,8 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     partitions: tuple[Partition, ...] = ()
     classifier: Any = Field(default=classify_by_rule, exclude=True)
     write_policy: WritePolicy | None = Field(default=None, exclude=True)
+    query_llm: LLM | None = Field(default=None, exclude=True)
+    query_seconds: float = Field(default=5.0, gt=0)
     decay_rate: float = Field(default=0.0, ge=0)
 
     @field_validator("vector_store", mode="before")
@@ -265,6 +273,8 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         text = codec.storable(self._asked(query))
         if not text.strip():
             return []
+        if self.query_llm is not None:
+            text = await self._rewritten(self.query_llm, text, query)
         limit = max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE)
         hits = await self._candidates(text, reader, query.scope, query.now, query.visible, limit=limit)
         found = await read_found(reader, hits if self.partitions else self._enough(hits, query.allowance))
@@ -272,6 +282,27 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             found = within_quotas(found, self.partitions)[: self.similarity_top_k]
         shown = await self._postprocessed(found, text)
         return [one.item(self._formatted(line), len(shown) - rank) for rank, (one, line) in enumerate(shown)]
+
+    async def _rewritten(self, llm: LLM, text: str, query: Query) -> str:
+        """The question with a second form of it that can be understood alone."""
+        said = [message.content or "" for message in query.messages if message.content != text]
+        started, error = time.perf_counter(), None
+        try:
+            asking = rewrite_question(llm, text, said[-_MESSAGES_FOR_REWRITING:], today=f"{query.now:%Y-%m-%d}")
+            alone = await asyncio.wait_for(asking, self.query_seconds)
+        except Exception as failure:  # noqa: BLE001  # models raise what they like; the question is there already
+            alone, error = "", type(failure).__name__
+        emit(
+            ModelCalled(
+                session_id=query.scope.session_id,
+                block=self.key,
+                purpose="rewrite the question",
+                seconds=time.perf_counter() - started,
+                tokens=query.counter.text(alone),
+                error=error,
+            )
+        )
+        return codec.storable(f"{text}\n{alone}") if alone else text
 
     async def _candidates(
         self, text: str, reader: OwnerReader, scope: Scope, now: datetime, visible: frozenset[Place], *, limit: int
