@@ -42,7 +42,9 @@ from llama_index_memory_tiers.entries import EntryMaker, Prepared
 from llama_index_memory_tiers.errors import ConfigurationError, StorageError
 from llama_index_memory_tiers.events import ContextReport, FlushReport, ForgetReceipt, MessagesPut, WindowFlushed, emit
 from llama_index_memory_tiers.forgetting import Forgetter
+from llama_index_memory_tiers.listing import data_frame, list_kept
 from llama_index_memory_tiers.portal import portal
+from llama_index_memory_tiers.provenance import Provenance, explain_origin
 from llama_index_memory_tiers.records import Cause, Recollection, Scope, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import DeadLetter, Storage
@@ -698,6 +700,26 @@ class TieredMemory(Memory):
         if self.delivery == "background":
             self._shared.delivery.schedule(self._key)
 
+    # -- looking inside --------------------------------------------------------------------------------------
+
+    async def alist(self) -> list[dict[str, Any]]:
+        """List all that is kept for the user, or without one for the session: one row per message and record."""
+        return await list_kept(self.storage, self.scope)
+
+    async def awhy(self, id: str) -> Provenance:  # noqa: A002  # the field's word for it
+        """Say where a message or record comes from, and what came from it.
+
+        Args:
+            id: Public id of a message or record.
+
+        Returns:
+            The messages behind it, the records made from it, and the model and prompt that wrote it.
+
+        Raises:
+            ConfigurationError: Nothing with this id is kept for the user, or without one for the session.
+        """
+        return await explain_origin(self.storage, self.scope, id)
+
     # -- by hand ---------------------------------------------------------------------------------------------
 
     async def aremember(
@@ -781,6 +803,17 @@ class TieredMemory(Memory):
             others = await self.storage.log.behind(self.user_id, self._shared.delivery.keys)
             keys += [(s.user_id, s.session_id) for s in others if s.session_id != self.session_id]
         return await self._shared.delivery.flush(keys)
+
+    async def adrain(self) -> FlushReport:
+        """Absorb what is due in everybody's sessions of this storage, for a worker of its own process.
+
+        What is due is decided as in the background: by complete turns, by what left the window, by silence. Workers
+        may run side by side, as each session is claimed.
+
+        Returns:
+            Per block what was absorbed and what still waits. Never raises for what a block does.
+        """
+        return await self._shared.delivery.drain_all()
 
     async def adead_letters(self) -> list[DeadLetter]:
         """Ranges of the user's sessions that a block could not absorb."""
@@ -895,6 +928,14 @@ class TieredMemory(Memory):
         only = None if self.user_id is not None else self.session_id
         return await self.storage.import_from(source, self.user_id or "", only, progress)
 
+    async def astop(self) -> None:
+        """Stop background work of this memory and all made from it by `for_session`, and begin no other.
+
+        Everything can still be read and put; what waits is absorbed by `aflush`, or by other processes.
+        """
+        await self._shared.delivery.aclose()
+        await self._shared.forgetter.aclose()
+
     async def aclose(self, *, flush: bool = False) -> None:
         """Stop background work; close the storage if this memory opened it. Nothing is lost: the next start goes on.
 
@@ -907,8 +948,7 @@ class TieredMemory(Memory):
             return
         if flush and not self.storage.closed:
             await self.aflush()
-        await self._shared.delivery.aclose()
-        await self._shared.forgetter.aclose()
+        await self.astop()
         if self._shared.owns_storage:
             await self.storage.aclose()
 
@@ -966,6 +1006,18 @@ class TieredMemory(Memory):
     def recall(self, query: str, *args: Any, **kwargs: Any) -> list[Recollection]:
         """See `arecall`."""
         return portal.run(self.arecall(query, *args, **kwargs))
+
+    def why(self, id: str) -> Provenance:  # noqa: A002  # the field's word for it
+        """See `awhy`."""
+        return portal.run(self.awhy(id))
+
+    def to_dataframe(self) -> Any:
+        """All that is kept for the user, or without one for the session, as a pandas DataFrame; see `alist`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(portal.run(self.alist()))
 
     def flush(self) -> FlushReport:
         """See `aflush`."""
