@@ -188,7 +188,7 @@ def doctor_command(
     db_schema: SchemaOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look a storage over: versions, contents, what waits or failed, secrets, languages. Changes nothing."""
+    """Look a storage over: versions, contents, what waits or failed, secrets, languages. Changes no memory."""
     where = Where(storage, table_name, db_schema, memory=memory)
 
     async def examined() -> Outcome:
@@ -218,7 +218,13 @@ def export(
 ) -> None:
     """Write all that is kept of somebody to a file, for a backup or another database."""
     where = Where(storage, table_name, db_schema, user, session, memory)
-    _with_memory(where, lambda found: moving.export(found, target, scope, as_json=as_json), as_json=as_json)
+    chosen = scope if scope is not None or session is None else "session"
+
+    async def exported(found: TieredMemory) -> Outcome:
+        moving.check_session(chosen, where)
+        return await moving.export(found, target, chosen, as_json=as_json)
+
+    _with_memory(where, exported, as_json=as_json)
 
 
 @app.command(name="import")
@@ -233,8 +239,9 @@ def import_command(
     as_json: JsonOption = False,
 ) -> None:
     """Take in what `export` wrote: all of it or nothing, and twice is the same as once."""
-    whose = user if user is not None else moving.exported_user(source)
-    where = Where(storage, table_name, db_schema, whose, session, memory)
+    its_user, its_session = moving.exported_scope(source)
+    whose = (user, session) if user is not None or session is not None else (its_user, its_session)
+    where = Where(storage, table_name, db_schema, *whose, memory)
     _with_memory(where, lambda found: moving.take_in(found, source, as_json=as_json), as_json=as_json, make=True)
 
 
@@ -268,6 +275,7 @@ def forget(
         what = moving.forget_arguments(
             scope=scope, ids=ids or [], before=before, derived=derived, contains=contains, speaker=speaker
         )
+        moving.check_session(scope, where)
         async with opened_memory(where) as found:
             return await moving.forget(found, what, sure=_sure(yes))
 

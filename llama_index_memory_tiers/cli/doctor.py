@@ -77,12 +77,12 @@ class Texts:
                 self.damaged.append(each.id)
             if redactor.value(each.text) != each.text:
                 self.secrets.append(each.id)
-            self.letters += len(_LETTER.findall(each.text))
-            self.other += len(_OTHER_SCRIPT.findall(each.text))
+            self.letters += len(_LETTER.findall(each.said))
+            self.other += len(_OTHER_SCRIPT.findall(each.said))
 
 
 async def examine(storage: Storage, memory: TieredMemory | None, *, as_json: bool) -> Outcome:
-    """Look a storage over; nothing is changed.
+    """Look a storage over; no memory is changed.
 
     Args:
         storage: Open.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_index_memory_tiers.cli.outcome import FINDING, FINE, Outcome, progress
+from llama_index_memory_tiers.cli.places import Where
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.storage.selection import Derived, ForgetFilter, ForgetScope
@@ -47,16 +49,29 @@ async def take_in(memory: TieredMemory, source: Path, *, as_json: bool) -> Outco
     return Outcome({"file": source, **_counts(report)}, report)
 
 
-def exported_user(source: Path) -> str | None:
-    """Whose export a file is, as its first line says; `None` for nobody's, or when it cannot be read."""
-    from llama_index_memory_tiers.storage.codec import read_json  # noqa: PLC0415  # light
-
+def exported_scope(source: Path) -> tuple[str | None, str | None]:
+    """Whose export a file is: its user, or without one its first session; nothing when it cannot be read."""
     try:
         with source.open(encoding="utf-8") as file:
-            user = read_json(file.readline()).get("user_id")
+            user = json.loads(file.readline()).get("user_id")
+            session = json.loads(file.readline()).get("session", {}).get("session_id")
     except (OSError, ValueError, AttributeError):
-        return None  # `aimport` says what is wrong with it
-    return user if isinstance(user, str) else None
+        return None, None  # `aimport` says what is wrong with it
+    return (user, None) if isinstance(user, str) else (None, session if isinstance(session, str) else None)
+
+
+def check_session(scope: ForgetScope | None, where: Where) -> None:
+    """Refuse a session that nobody named: it would be a new one, in which there is nothing.
+
+    Raises:
+        ConfigurationError: The scope is a session of a person, and `--session` was left out.
+    """
+    if scope == "session" and where.session is None and where.memory is None:
+        raise ConfigurationError(
+            "--scope=session was given without --session.",
+            allowed="A session is named by its id.",
+            remedy="Pass --session; `memory-tiers why ID` shows the session of a message.",
+        )
 
 
 async def forget(memory: TieredMemory, what: dict[str, Any], *, sure: Callable[[str], bool]) -> Outcome:

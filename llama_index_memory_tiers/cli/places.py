@@ -113,7 +113,7 @@ async def opened_memory(where: Where, *, make: bool = False, working: bool = Fal
             await made.aclose()
         return
     async with opened_storage(where, make=make) as storage:
-        scope = await chosen_scope(storage, where)
+        scope = await chosen_scope(storage, where, make=make)
         found = TieredMemory(
             storage=storage,
             user_id=scope.user_id,
@@ -208,24 +208,31 @@ def _at(memory: TieredMemory, where: Where) -> TieredMemory:
 # --- what a storage knows ---------------------------------------------------------------------------------------
 
 
-async def chosen_scope(storage: Storage, where: Where) -> Scope:
+async def chosen_scope(storage: Storage, where: Where, *, make: bool = False) -> Scope:
     """Whose memory is meant: who was named, else the only one who is there.
 
     Args:
         storage: Open.
         where: What was named.
+        make: A session may be new.
 
     Returns:
         The scope; without a session that was named, a new one of the person, as the next conversation would be.
 
     Raises:
-        ConfigurationError: Several people are there, or several sessions of nobody.
+        ConfigurationError: Several people are there, or several sessions of nobody, or not the session.
     """
     if where.user is not None:
         return Scope(where.session or f"look-{uuid.uuid4()}", where.user)
     people = [person.user_id for person in await storage.survey.people()]
     if where.session is not None:
         people = [user for user in people if await storage.log.session(user, where.session) is not None]
+        if not people and not make:
+            raise ConfigurationError(
+                f"--session={where.session!r:.100} was given.",
+                allowed="It is the id of a session in this storage; there is none of this name.",
+                remedy="Correct it, or pass --user as well.",
+            )
     if len(people) > 1:
         raise _unclear("--user", [user or "(nobody)" for user in people])
     user = people[0] if people else ""

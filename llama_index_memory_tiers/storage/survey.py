@@ -87,7 +87,8 @@ class StoredText:
         kind: `message`, or the kind of the record.
         id: Public id.
         user_id: Whose session or records; '' for nobody's.
-        text: JSON of a message, text of a record; with a record's fields.
+        text: All that stands in the row: JSON of a message, text and fields of a record.
+        said: What of it people wrote or read.
         damaged: It cannot be read.
     """
 
@@ -95,6 +96,7 @@ class StoredText:
     id: str
     user_id: str
     text: str
+    said: str = ""
     damaged: bool = False
 
 
@@ -358,18 +360,17 @@ def _decoded(rows: Sequence[Any]) -> list[StoredMessage | Exception]:
 
 
 def _message_texts(rows: Sequence[Any]) -> list[StoredText]:
-    return [
-        StoredText("message", row.uid, row.user_id, row.data or "", damaged=not isinstance(message, StoredMessage))
-        for row, message in zip(rows, _decoded(rows), strict=True)
-    ]
+    found = []
+    for row, message in zip(rows, _decoded(rows), strict=True):
+        said = message.text if isinstance(message, StoredMessage) else None
+        found.append(StoredText("message", row.uid, row.user_id, row.data or "", said or "", damaged=said is None))
+    return found
 
 
 def _record_texts(rows: Sequence[Any]) -> list[StoredText]:
     found = readable(rows, {})
+    users = [row.owner.removeprefix("u:") if row.owner.startswith("u:") else "" for row in rows]
     return [
-        StoredText(
-            row.kind, row.uid, row.owner.removeprefix("u:") if row.owner.startswith("u:") else "",
-            f"{row.text}\n{row.data}", damaged=row.id not in found,
-        )
-        for row in rows
-    ]  # fmt: skip
+        StoredText(row.kind, row.uid, user, f"{row.text}\n{row.data}", row.text, damaged=row.id not in found)
+        for row, user in zip(rows, users, strict=True)
+    ]
