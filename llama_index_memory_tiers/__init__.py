@@ -10,6 +10,7 @@ from llama_index_memory_tiers.blocks import (
     FactProposal,
     HeatMemoryBlock,
     JournalMemoryBlock,
+    ProfileVersion,
     StaticMemoryBlock,
     SummaryMemoryBlock,
     TieredMemoryBlock,
@@ -28,11 +29,12 @@ from llama_index_memory_tiers.errors import (
     StorageError,
 )
 from llama_index_memory_tiers.evaluation import RecallOutcome, RecallReport, evaluate_recall
-from llama_index_memory_tiers.events import ContextReport, FlushReport, ForgetReceipt
+from llama_index_memory_tiers.events import ContextReport, FlushReport, ForgetReceipt, MaintenanceReport, TiersReport
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.partitions import Partition, WritePolicy
 from llama_index_memory_tiers.records import Recollection, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor
+from llama_index_memory_tiers.retention import ByAge, ByDisuse, ByHeat, ByImportance, NearDuplicates
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 from llama_index_memory_tiers.storage.selection import ForgetFilter
@@ -43,6 +45,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BudgetError",
+    "ByAge",
+    "ByDisuse",
+    "ByHeat",
+    "ByImportance",
     "Chat",
     "ChatTurn",
     "ConfigurationError",
@@ -59,10 +65,13 @@ __all__ = [
     "HeatMemoryBlock",
     "InvalidMessageError",
     "JournalMemoryBlock",
+    "MaintenanceReport",
     "MemoryTiersError",
     "MemoryView",
     "MessageBoard",
+    "NearDuplicates",
     "Partition",
+    "ProfileVersion",
     "RecallOutcome",
     "RecallQuestion",
     "RecallReport",
@@ -76,6 +85,7 @@ __all__ = [
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",
+    "TiersReport",
     "TokenBudget",
     "ToolUse",
     "TransferReport",

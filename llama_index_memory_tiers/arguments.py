@@ -25,6 +25,7 @@ from llama_index.core.utils import get_tokenizer
 from llama_index_memory_tiers.budget import TokenBudget, TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
+from llama_index_memory_tiers.retention import checked_policies
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 
@@ -50,6 +51,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "delivery": "background",
     "recall_position": "system",
     "claim_seconds": 30.0,
+    "retention": (),
+    "maintain_every": None,
 }
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "overflow": ("event", "raise"),
@@ -219,6 +222,9 @@ def _check_numbers(fields: dict[str, Any]) -> None:
         _whole(fields, f"{name}_token_size_estimate", least=0)
     _real(fields, "chat_history_token_ratio", least=0.0, most=1.0)
     _real(fields, "claim_seconds", least=0.05, most=86_400.0)
+    if fields["maintain_every"] is not None:
+        _real(fields, "maintain_every", least=1.0, most=366 * 86_400.0)
+    fields["retention"] = checked_policies(fields["retention"])
 
 
 def _whole(fields: Mapping[str, Any], name: str, *, least: int) -> None:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from llama_index.core.agent.workflow.workflow_events import AgentOutput, ToolCallResult
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
 
 from llama_index_memory_tiers.board import MessageBoard
@@ -30,6 +29,9 @@ class _Heard:
     texts: dict[str, str] = field(default_factory=dict)  # text of an answer → agent
 
     def hear(self, event: Any) -> None:
+        # Named only here, as loading LlamaIndex's agents takes a tenth of a second that most users need not spend.
+        from llama_index.core.agent.workflow.workflow_events import AgentOutput, ToolCallResult  # noqa: PLC0415
+
         if isinstance(event, AgentOutput):
             for call in event.tool_calls:
                 self.calls[call.tool_id] = event.current_agent_name
@@ -44,8 +46,8 @@ async def attributed(
 ) -> AsyncIterator[Any]:
     """Hand on the events of a run, and then write beside its messages which agent they are from.
 
-    Answers and tool calls get `sent_from`; tool results get the calling agent as `send_to`, and the tool as
-    `cause_by`. A message that no event tells about stays as it is, as do messages with a sender.
+    Answers and tool calls get `sent_from`; tool results get the tool as `cause_by`, and no sender, as no agent says
+    them. A message that no event tells about stays as it is, as do messages with a sender.
 
     Args:
         run: What `AgentWorkflow.run(…, memory=memory)` returned.
@@ -79,10 +81,8 @@ def _told(stored: StoredMessage, heard: _Heard, causes: Mapping[str, str], board
     message = stored.message
     if stored.role == MessageRole.TOOL:
         call = str(message.additional_kwargs.get("tool_call_id", ""))
-        if call not in heard.calls:
-            return None
-        meta = replace(stored.meta, send_to=(heard.calls[call],), cause_by=heard.tools.get(call, ""))
-        return codec.encode_meta(meta)
+        tool = heard.tools.get(call)
+        return None if tool is None else codec.encode_meta(replace(stored.meta, cause_by=tool))
     if stored.role != MessageRole.ASSISTANT:
         return None
     calls = [block.tool_call_id or "" for block in message.blocks if isinstance(block, ToolCallBlock)]

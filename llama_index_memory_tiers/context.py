@@ -333,15 +333,16 @@ class ContextBuilder:
         alone = None if self._blocks else request.view.alone(request.limit)
         if alone is None:
             built = await self.build(request)
-            await self._visited(request, built.packed)
+            await self._visited(request, built.contents)
             return built.messages
         tokens = sum(stored.tokens for stored in request.view.window.messages)
         self._tell(request, tokens, overflow=False)
         return alone
 
-    async def _visited(self, request: Request, packed: Packed) -> None:
-        """Count what was shown, once a turn; a context is handed out whether or not that can be written."""
-        shown = {part.part.name: [one for item in part.items for one in item.visits] for part in packed.parts}
+    async def _visited(self, request: Request, contents: Mapping[str, Content]) -> None:
+        """Count what was recalled, once a turn; a context is handed out whether or not that can be written."""
+        parts = [content for content in contents.values() if isinstance(content, Part)]
+        shown = {part.name: [one for item in part.items for one in item.visits] for part in parts}
         blocks = {block.name: block for block in self._blocks if isinstance(block, TieredMemoryBlock)}
         turn = (request.scope, request.turn, request.text)
         found = {name: list(dict.fromkeys(ids)) for name, ids in shown.items() if ids and name in blocks}
@@ -488,6 +489,7 @@ class ContextBuilder:
                 part = self._widened(packer, [parts[each.name] for each in ordered[at:]])
                 cut = None if part.items else await self._cut_to_fit(block, part, packer.room(part))
                 packer.take(part if cut is None else cut, cut=cut is not None)
+        packer.take_late()
         packer.fill()
         return packer.result()
 

@@ -8,6 +8,7 @@ MemoryTiersError
 ├── BudgetError (ValueError)             what must be shown does not fit the token limit
 ├── EmbeddingError                       an embedding has the wrong size or is no vector
 ├── ExtractionError                      a model's answer could not be read
+├── ModelCallsUnavailableError           the cap of model calls is reached for today
 └── StorageError
     ├── SchemaVersionError               the database was written by a newer version
     ├── StorageClosedError               used after `aclose`

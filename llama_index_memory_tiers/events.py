@@ -10,6 +10,7 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index_memory_tiers.display import Grid, Shown
+from llama_index_memory_tiers.records import Departure
 
 dispatcher = get_dispatcher("llama_index_memory_tiers")
 
@@ -107,6 +108,14 @@ class SegmentEvicted(SegmentEvent):
     """A topic was put aside to make room."""
 
     heat: float
+
+
+class RecordsRetired(MemoryEvent):
+    """A maintenance put records aside, or replaced duplicates."""
+
+    block: str
+    archived: int
+    merged: int
 
 
 class ModelCalled(MemoryEvent):
@@ -385,27 +394,6 @@ class TiersReport(Shown):
             Grid((), (), f"profile: {profile}, model calls: {self.calls}"),
             Grid(("segment", "heat", "visits", "pages", "recency", "unanalysed"), hottest),
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """A record that leaves, or would.
-
-    Args:
-        record_id: Public id.
-        block: Name of the block that wrote it.
-        kind: Of the record.
-        policy: Which rule says so.
-        reason: Why, in words.
-        successor: Id of the record that stands for it from now on, when it is a duplicate.
-    """
-
-    record_id: str
-    block: str
-    kind: str
-    policy: str
-    reason: str
-    successor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

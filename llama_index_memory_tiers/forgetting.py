@@ -40,6 +40,7 @@ class Forgetter:
             for block in blocks
             if not isinstance(block, TieredMemoryBlock | CoreStaticMemoryBlock) and block.accept_short_term_memory
         )
+        self._asked = False
         self._telling: set[asyncio.Task[None]] = set()
 
     @property
@@ -88,9 +89,9 @@ class Forgetter:
     def tell_waiting(self) -> None:
         """Tell blocks in the background what an earlier process forgot and could not tell them."""
         store = self._storage.forgetting
-        if not store.waiting or not self._tellable or self._telling:
+        if self._asked or not store.waiting or not self._tellable:
             return
-        store.waiting = False
+        self._asked = True
         task = asyncio.get_running_loop().create_task(self._tell_all())
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)

@@ -339,3 +339,24 @@ class Batch:
     hi: int
     messages: tuple[StoredMessage, ...]
     before: tuple[StoredMessage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A record that leaves, or would.
+
+    Args:
+        record_id: Public id.
+        block: Name of the block that wrote it.
+        kind: Of the record.
+        policy: Which rule says so.
+        reason: Why, in words.
+        successor: Id of the record that stands for it from now on, when it is a duplicate.
+    """
+
+    record_id: str
+    block: str
+    kind: str
+    policy: str
+    reason: str
+    successor: str | None = None

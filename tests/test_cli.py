@@ -21,7 +21,7 @@ import pytest
 from doubles import RecordingBlock, absorb_all, refuse_content, rows, said
 from typer.testing import CliRunner
 
-from llama_index_memory_tiers import FactExtractionMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers import ByAge, FactExtractionMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.cli import doctor, places
 from llama_index_memory_tiers.cli.app import app
 from llama_index_memory_tiers.cli.places import Where
@@ -139,6 +139,7 @@ LOOKING = [
     ["forget", "--contains", "no such text", "--yes"],
     ["replay", "--memory", "yours:memory"],
     ["worker", "--memory", "yours:memory", "--once"],
+    ["maintain", "--memory", "yours:memory", "--dry-run"],
 ]
 ids = [each[0] for each in LOOKING]
 
@@ -455,7 +456,7 @@ def test_a_factory_that_makes_no_memory_is_usage(spec, full, factories):
     assert len(ran.err.splitlines()) == 3
 
 
-@pytest.mark.parametrize("name", ["worker", "replay"])
+@pytest.mark.parametrize("name", ["worker", "replay", "maintain"])
 def test_commands_that_run_blocks_want_to_know_which(name, full):
     ran = command(name, "--storage", full)
     assert (ran.code, "--memory" in ran.err) == (2, True)
@@ -470,6 +471,30 @@ def test_blocks_that_are_only_looked_through_never_absorb(tmp_path):
     for arguments in (["inspect", "Oslo"], ["search", "Oslo"], ["tiers"]):
         assert command(*arguments, "--storage", path).code == 0
     assert asyncio.run(left(path)) == waiting
+
+
+def age(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE llama_index_memory_records SET said_at = 0, created_at = 0")
+    connection.close()
+
+
+def test_maintain_says_what_would_leave_and_changes_nothing_without_a_yes(full, monkeypatch):
+    age(full)
+    made = type(sys)("retaining")
+    made.memory = lambda storage: TieredMemory(  # type: ignore[attr-defined]
+        storage=storage, session_id="x", memory_blocks=[VectorMemoryBlock()], retention=[ByAge(days=365)]
+    )
+    monkeypatch.setitem(sys.modules, "retaining", made)
+    arguments = ("maintain", "--memory", "retaining:memory", "--storage", full, "--json")
+    before = dump(full)
+    for extra, stdin in ((["--dry-run"], ""), ([], "n\n")):
+        ran = command(*arguments, *extra, stdin=stdin)
+        assert (ran.code, ran.json["dry_run"], len(ran.json["departures"])) == (0, True, 6)
+        assert dump(full) == before
+    ran = command(*arguments, "--yes")
+    assert (ran.json["dry_run"], len(ran.json["departures"])) == (False, 6)
+    assert command(*arguments, "--dry-run").json["departures"] == []
 
 
 # --- doctor ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,15 @@ from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
-from llama_index_memory_tiers import ConfigurationError, Storage, StoredMessage, TieredMemory, attributed
+from llama_index_memory_tiers import (
+    ConfigurationError,
+    MemoryView,
+    MessageBoard,
+    Storage,
+    StoredMessage,
+    TieredMemory,
+    attributed,
+)
 from llama_index_memory_tiers.records import MessageMeta
 from llama_index_memory_tiers.testing import ScriptedFunctionCallingLLM
 from llama_index_memory_tiers.testing.models import ToolCall
@@ -383,7 +392,8 @@ async def test_messages_of_a_run_of_several_agents_get_their_senders(one_file: S
     (design,) = await board.by_cause(WriteDesign)
     assert (design.text, design.meta.sent_from) == ("The design has two modules.", "architect")
     (noted,) = await board.by_cause("_note")
-    assert (noted.role, noted.meta.send_to) == (MessageRole.TOOL, ("architect",))
+    assert (noted.role, noted.meta.sent_from) == (MessageRole.TOOL, "")
+    assert await memory.view("architect").observe() == []
     assert [message.role.value for message in await board.by_role("architect")] == ["assistant", "assistant"]
     (asked,) = await board.by_role("user")
     assert asked.meta.sent_from == ""
@@ -400,3 +410,13 @@ async def test_what_was_said_before_a_run_and_what_has_a_sender_stays(one_file: 
     await run
     found = [message.meta.sent_from for message in await memory.board().by_role(MessageRole.ASSISTANT)]
     assert found == ["somebody", "", "product"]
+
+
+def test_every_name_in_the_table_of_metagpt_exists() -> None:
+    table = (Path(__file__).parents[1] / "docs" / "metagpt.md").read_text("utf-8")
+    owners = {"board": MessageBoard, "view": MemoryView, "memory": TieredMemory}
+    named = {(owner, name) for owner, name in re.findall(r"`(?:async with )?(board|view|memory)\.(\w+)\(", table)}
+    ours = {(owner, name) for owner, name in named if owner != "memory" or name in {"aput", "view", "board"}}
+    assert len(ours) >= 15
+    for owner, name in ours:
+        assert callable(getattr(owners[owner], name)), (owner, name)

@@ -17,8 +17,9 @@ from typing_extensions import Self
 from llama_index_memory_tiers.blocks.absorbing import Due, Trigger, absorb
 from llama_index_memory_tiers.budget import Item, TokenCounter, section_text
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
-from llama_index_memory_tiers.records import Batch, Changes, Forgotten, Place, Reads, Record, Scope
-from llama_index_memory_tiers.storage import Entry, OwnerReader, Storage, codec, owner_key
+from llama_index_memory_tiers.records import Batch, Changes, Forgotten, Place, Reads, Record, Scope, aware
+from llama_index_memory_tiers.retention import Holding
+from llama_index_memory_tiers.storage import Entry, OwnerReader, Storage, Visits, codec, owner_key
 
 _NO_SESSION = "default"  # stock Memory always names a session; a block called by hand may not
 _CLAIM_SECONDS = 30.0
@@ -119,6 +120,20 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
     def hold_back(self) -> int:
         """Newest complete turns that stay unread while the chat goes on."""
         return 0
+
+    def holding(self, record: Record, visits: Visits | None, now: datetime) -> Holding:  # noqa: ARG002  # for blocks with heat
+        """A record of this block as seen by who decides what may leave."""
+        weight = record.data.get("importance")
+        return Holding(
+            id=record.id,
+            block=self.name,
+            kind=record.kind,
+            said_at=aware(record.said_at or record.created_at),
+            text=record.text,
+            used_at=None if visits is None else visits.last_at,
+            importance=float(weight) if isinstance(weight, int | float) else 0.5,
+            pinned=bool(record.data.get("pinned")),
+        )
 
     async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Any:
         """Turn messages into a draft; may be slow and call models, writes nothing.

@@ -13,17 +13,15 @@ from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.blocks.episodes import (
     FINAL,
     KINDS,
-    MAX_TEXT_CHARS,
     Episode,
     EpisodeStep,
     Outcome,
-    ToolUse,
     closed,
-    cut,
     to_record,
     with_step,
 )
 from llama_index_memory_tiers.blocks.episodes_checks import (
+    Cleaner,
     check_cost,
     check_final,
     check_k,
@@ -36,7 +34,6 @@ from llama_index_memory_tiers.blocks.episodes_open import EpisodeFrame, OpenEpis
 from llama_index_memory_tiers.blocks.episodes_shown import size
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Changes, Reads, Record
-from llama_index_memory_tiers.storage import codec
 
 
 class EpisodeBook:
@@ -54,6 +51,7 @@ class EpisodeBook:
         self._finder = finder
         self._teacher = teacher
         self._patience = patience
+        self._clean = Cleaner(desk.redacted)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -73,10 +71,10 @@ class EpisodeBook:
         now = self._desk.now()
         episode = Episode(
             self._desk.new_id(),
-            self._clean(check_text("task", task)),
+            self._clean.text(check_text("task", task)),
             "running",
             now,
-            tags=self._cleaned("tags", tags),
+            tags=self._clean.texts("tags", tags),
             touched_at=now,
         )
 
@@ -125,7 +123,7 @@ class EpisodeBook:
                 remedy="Write run = episodes.record(agent.run(…), task=…), then await run.",
             )
         check_text("task", task)
-        return RecordedRun(self, handler, task, self._cleaned("tags", tags))
+        return RecordedRun(self, handler, task, self._clean.texts("tags", tags))
 
     def resume(self, episode_id: str) -> OpenEpisode:
         """Go on with an episode that was begun earlier, perhaps by a process that is gone.
@@ -152,7 +150,7 @@ class EpisodeBook:
             ConfigurationError: There is no such episode, it has ended, or the action is blank.
         """
         check_text("action", step.action)
-        stored = self._clean_step(step)
+        stored = self._clean.step(step, self._desk.now())
 
         def added(episode: Episode) -> Episode:
             check_open(episode)
@@ -198,8 +196,8 @@ class EpisodeBook:
         error: str | None = None,
     ) -> Episode:
         """End a running episode, also as `interrupted`; else as `end`."""
-        learnt = self._cleaned("lessons", lessons)
-        cause = None if error is None else self._clean(error)
+        learnt = self._clean.texts("lessons", lessons)
+        cause = None if error is None else self._clean.text(error)
         check_cost(cost)
 
         def ended(episode: Episode) -> Episode:
@@ -215,7 +213,7 @@ class EpisodeBook:
         if episode.lessons or outcome not in FINAL:
             return episode
         # Only now, so that a slow or failing model changes nothing else.
-        found = self._cleaned("lessons", await self._teacher.write(episode, self._desk.scope))
+        found = self._clean.texts("lessons", await self._teacher.write(episode, self._desk.scope))
         return await self._update(episode_id, lambda held: replace(held, lessons=found), vector) if found else episode
 
     def failed(self, error: Exception) -> None:
@@ -249,9 +247,9 @@ class EpisodeBook:
             check_final(outcome)
             changed["outcome"] = outcome
         if lessons is not None:
-            changed["lessons"] = self._cleaned("lessons", lessons)
+            changed["lessons"] = self._clean.texts("lessons", lessons)
         if tags is not None:
-            changed["tags"] = self._cleaned("tags", tags)
+            changed["tags"] = self._clean.texts("tags", tags)
 
         def amended(episode: Episode) -> Episode:
             if episode.outcome == "running":
@@ -317,14 +315,13 @@ class EpisodeBook:
 
     async def _recall(self, task: str, k: int, among: frozenset[Outcome]) -> list[Episode]:
         check_k(k)
-        await self.close_interrupted()
-        asked, scope = self._clean(check_text("task", task)), self._desk.scope
+        asked, scope = self._clean.text(check_text("task", task)), self._desk.scope
         vector = await self._finder.of_query(asked, scope)
         wanted = Wanted(asked, self._desk.now(), scope, among, k, vector)
-        return await self._finder.find(await self._desk.reader(), wanted)
+        return (await self._finder.find(await self._desk.reader(), wanted))[0]
 
     async def close_interrupted(self) -> int:
-        """Close running episodes that were left behind; reading and starting do it anyway.
+        """Close running episodes that were left behind; `start` and `history` do it anyway, and recall shows none.
 
         Returns:
             How many there were.
@@ -378,34 +375,3 @@ class EpisodeBook:
             return None
         episode = await self.get(episode_id)
         return None if episode is None else await self._finder.of_task(episode.task, self._desk.scope)
-
-    def _clean(self, text: str) -> str:
-        """Text as it may be stored: without secrets, and not too long."""
-        # First cut wide, so that no secret is cut in two before it is seen in what stays.
-        return cut(codec.storable(self._desk.redacted(text[: 2 * MAX_TEXT_CHARS])))
-
-    def _cleaned(self, name: str, texts: Iterable[str]) -> tuple[str, ...]:
-        given = (texts,) if isinstance(texts, str) else tuple(texts)
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in given):
-            raise ConfigurationError(
-                f"{name}={texts!r:.100} was given.",
-                allowed=f"{name} is a list of texts.",
-                remedy=f"Write {name}=['…'].",
-            )
-        return tuple(dict.fromkeys(self._clean(text.strip()) for text in given if text.strip()))
-
-    def _clean_step(self, step: EpisodeStep) -> EpisodeStep:
-        calls = tuple(
-            ToolUse(self._clean(call.name), self._clean(call.arguments), self._clean(call.result), call.failed)
-            for call in step.tool_calls
-        )
-        return EpisodeStep(
-            self._clean(step.action),
-            self._clean(step.reasoning),
-            calls,
-            self._clean(step.observation),
-            self._clean(step.evaluation),
-            step.failed or any(call.failed for call in calls),
-            self._clean(step.agent),
-            self._desk.now(),
-        )

@@ -1,12 +1,24 @@
-"""What may be said about an episode: refused before anything is stored."""
+"""What may be said about an episode, and how it may be stored."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any
 
-from llama_index_memory_tiers.blocks.episodes import FINAL, KINDS, Episode, Outcome
+from llama_index_memory_tiers.blocks.episodes import (
+    FINAL,
+    KINDS,
+    MAX_TEXT_CHARS,
+    Episode,
+    EpisodeStep,
+    Outcome,
+    ToolUse,
+    cut,
+)
 from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.storage import codec
 
 
 def check_text(name: str, value: Any) -> str:
@@ -71,4 +83,48 @@ def check_open(episode: Episode) -> None:
             f"episode_id={episode.id!r} was given, and that episode has ended as {episode.outcome}.",
             allowed="Steps and an end are written to an episode that runs.",
             remedy="Start a new one, or correct this one with amend(…).",
+        )
+
+
+class Cleaner:
+    """Makes what is said about episodes fit to be stored: without secrets, and not too long.
+
+    Args:
+        redacted: Takes secrets out of a text.
+    """
+
+    def __init__(self, redacted: Callable[[str], str]) -> None:
+        self._redacted = redacted
+
+    def text(self, text: str) -> str:
+        """One text."""
+        # First cut wide, so that no secret is cut in two before it is seen in what stays.
+        return cut(codec.storable(self._redacted(text[: 2 * MAX_TEXT_CHARS])))
+
+    def texts(self, name: str, texts: Iterable[str]) -> tuple[str, ...]:
+        """Several, none twice and none blank; `ConfigurationError` when they are no list of texts."""
+        given = (texts,) if isinstance(texts, str) else tuple(texts)
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in given):
+            raise ConfigurationError(
+                f"{name}={texts!r:.100} was given.",
+                allowed=f"{name} is a list of texts.",
+                remedy=f"Write {name}=['…'].",
+            )
+        return tuple(dict.fromkeys(self.text(text.strip()) for text in given if text.strip()))
+
+    def step(self, step: EpisodeStep, now: datetime) -> EpisodeStep:
+        """A step, with its time."""
+        calls = tuple(
+            ToolUse(self.text(call.name), self.text(call.arguments), self.text(call.result), call.failed)
+            for call in step.tool_calls
+        )
+        return EpisodeStep(
+            self.text(step.action),
+            self.text(step.reasoning),
+            calls,
+            self.text(step.observation),
+            self.text(step.evaluation),
+            step.failed or any(call.failed for call in calls),
+            self.text(step.agent),
+            now,
         )

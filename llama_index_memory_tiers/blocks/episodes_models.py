@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms import LLM
 
-from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
+from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, usable
 from llama_index_memory_tiers.blocks.episodes import KINDS, Episode, Outcome, cut, from_record, plain, sign
 from llama_index_memory_tiers.errors import EmbeddingError
 from llama_index_memory_tiers.events import BlockFailed, emit
@@ -73,33 +74,36 @@ class EpisodeFinder:
         """Name of the embedding model; '' without one."""
         return "" if self.model is None else self.model.model_name
 
-    async def find(self, reader: OwnerReader, wanted: Wanted) -> list[Episode]:
+    async def find(self, reader: OwnerReader, *wanted: Wanted) -> list[list[Episode]]:
         """Attempts at the very same task, the newest first, then those at like tasks, the most alike first.
 
         Args:
             reader: Whose.
-            wanted: Which.
+            wanted: Which; several, no two of which want the same outcome, are looked up together.
 
         Returns:
-            At most `k`.
+            For each of them at most `k`.
         """
-        if wanted.k < 1 or not wanted.task.strip():
-            return []
-        same = await reader.search(self._query(wanted, sign(wanted.task), limit=_SAME_TASK))
-        same = sorted(same, key=lambda hit: (-(hit.said_at or 0.0), -hit.id))[: wanted.k]
-        like = [] if len(same) == wanted.k else await self._like(reader, wanted, {hit.id for hit in same})
-        records = await reader.records_of([*same, *like][: wanted.k])
-        found = [episode for record in records if (episode := readable(record)) is not None]
-        return sorted(found, key=lambda episode: plain(episode.task) != plain(wanted.task))
+        asked = [one for one in wanted if one.k > 0 and one.task.strip()]
+        queries = [query for one in asked for query in self._queries(one)]
+        hits = iter(await self._search(reader, queries, asked[0].scope) if asked else ())
+        best = [hit for one in asked for hit in _best(one, next(hits), next(hits))]
+        episodes = [episode for record in await reader.records_of(best) if (episode := readable(record)) is not None]
+        return [_chosen(one, episodes) for one in wanted]
 
-    async def _like(self, reader: OwnerReader, wanted: Wanted, known: set[int]) -> list[Hit]:
-        query = self._query(wanted, codec.storable(wanted.task), limit=wanted.k + len(known), vector=wanted.vector)
-        hits = await search(reader, query, self.model_name, self._unusable(wanted.scope))
-        return [hit for hit in hits if hit.id not in known and _near(hit, wanted.floor)]
+    def _queries(self, wanted: Wanted) -> tuple[IndexQuery, IndexQuery]:
+        """For the very same task, and for like ones."""
+        kinds, blocks = frozenset(KINDS[outcome] for outcome in wanted.among), frozenset({self.key})
+        same = IndexQuery(sign(wanted.task), wanted.now, None, kinds, blocks, limit=_SAME_TASK)
+        text = codec.storable(wanted.task)
+        return same, IndexQuery(text, wanted.now, wanted.vector, kinds, blocks, limit=2 * wanted.k)
 
-    def _query(self, wanted: Wanted, text: str, *, limit: int, vector: tuple[float, ...] | None = None) -> IndexQuery:
-        kinds = frozenset(KINDS[outcome] for outcome in wanted.among)
-        return IndexQuery(text, wanted.now, vector, kinds, frozenset({self.key}), limit=limit)
+    async def _search(self, reader: OwnerReader, queries: Sequence[IndexQuery], scope: Scope) -> list[list[Hit]]:
+        try:
+            return await reader.search_all(queries, model=self.model_name)
+        except EmbeddingError:  # the request's vector does not go with the stored ones
+            emit(self._unusable(scope))
+            return await reader.search_all([replace(q, vector=None) for q in queries], model=self.model_name)
 
     async def of_query(self, task: str, scope: Scope) -> tuple[float, ...] | None:
         """Embedding of a request; `None` without a model or when it fails: words still find episodes."""
@@ -189,6 +193,18 @@ def told(episode: Episode) -> str:
 def failed(block: str, error: Exception, scope: Scope) -> None:
     """Say that something of the block failed; the work went on."""
     emit(BlockFailed(session_id=scope.session_id, block=block, error=type(error).__name__))
+
+
+def _best(wanted: Wanted, same: Sequence[Hit], like: Sequence[Hit]) -> list[Hit]:
+    same = sorted(same, key=lambda hit: (-(hit.said_at or 0.0), -hit.id))[: wanted.k]
+    known = {hit.id for hit in same}
+    return [*same, *(hit for hit in like if hit.id not in known and _near(hit, wanted.floor))][: wanted.k]
+
+
+def _chosen(wanted: Wanted, episodes: Sequence[Episode]) -> list[Episode]:
+    found = [episode for episode in episodes if episode.outcome in wanted.among]
+    # The sign of a task is a hash: equal words, and not equal signs, have the last word.
+    return sorted(found, key=lambda episode: plain(episode.task) != plain(wanted.task))
 
 
 def _near(hit: Hit, floor: float) -> bool:

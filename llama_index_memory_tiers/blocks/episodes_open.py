@@ -216,6 +216,8 @@ class RecordedRun(Awaitable[Any]):
         return self._tape.play(expose_internal)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
         return getattr(self._handler, name)
 
     async def _until_over(self) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms import LLM
 from llama_index.core.settings import Settings
 from pydantic import Field
 
-from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.base import Query
+from llama_index_memory_tiers.blocks.by_hand import HandWrittenBlock
 from llama_index_memory_tiers.blocks.desk import Holder
+from llama_index_memory_tiers.blocks.episodes import Outcome, cut
 from llama_index_memory_tiers.blocks.episodes_book import EpisodeBook
 from llama_index_memory_tiers.blocks.episodes_models import EpisodeFinder, LessonWriter, Wanted
 from llama_index_memory_tiers.blocks.episodes_shown import shown
-from llama_index_memory_tiers.budget import Item, TokenCounter
-from llama_index_memory_tiers.records import Batch, Changes, Record
+from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.storage import OwnerReader
 
 
@@ -26,7 +26,7 @@ def _embed_model_of_settings() -> BaseEmbedding | None:
     return Settings._embed_model  # noqa: SLF001
 
 
-class EpisodicMemoryBlock(TieredMemoryBlock):
+class EpisodicMemoryBlock(HandWrittenBlock):
     """Remembers attempts at tasks, and shows what worked and what to avoid when a like task comes.
 
     Episodes are written through `of(memory)`: by hand, as a context manager, or from the run of a LlamaIndex agent.
@@ -55,7 +55,6 @@ class EpisodicMemoryBlock(TieredMemoryBlock):
     min_similarity: float = Field(default=0.3, ge=-1, le=1)
     max_lessons: int = Field(default=3, ge=1)
     interrupted_after_seconds: float = Field(default=86_400.0, gt=0)
-    accept_short_term_memory: bool = False
 
     def of(self, memory: Holder) -> EpisodeBook:
         """The episodes of one memory's owner, to be written and looked up by hand.
@@ -67,33 +66,26 @@ class EpisodicMemoryBlock(TieredMemoryBlock):
             The book.
 
         Raises:
-            ConfigurationError: The memory has no such block.
+            ConfigurationError: The memory has no such block, or is none of ours.
         """
         return EpisodeBook(
-            memory.desk(self.name),
+            self._desk(memory),
             self._finder,
             LessonWriter(self.key, self.llm, self.max_lessons, self.timeout_seconds),
             patience=timedelta(seconds=self.interrupted_after_seconds),
         )
 
-    async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> None:  # noqa: ARG002
-        """Messages are no episodes."""
-        return
-
-    def merge(self, draft: Any, records: Sequence[Record]) -> Changes:  # noqa: ARG002
-        """Nothing is drafted."""
-        return Changes()
-
     async def recall(self, query: Query, reader: OwnerReader) -> Sequence[Item]:
         """Offer what worked in like tasks, and what to avoid."""
-        finder = self._finder
-        vector = await finder.of_query(query.text, query.scope)
+        finder, task = self._finder, cut(query.text)  # as a stored task is cut
+        vector = await finder.of_query(task, query.scope)
 
-        def wanted(k: int, *among: Any) -> Wanted:
-            return Wanted(query.text, query.now, query.scope, frozenset(among), k, vector, self.min_similarity)
+        def wanted(k: int, *among: Outcome) -> Wanted:
+            return Wanted(task, query.now, query.scope, frozenset(among), k, vector, self.min_similarity)
 
-        worked = await finder.find(reader, wanted(self.similar, "success", "partial"))
-        failures = await finder.find(reader, wanted(self.failures, "failure"))
+        worked, failures = await finder.find(
+            reader, wanted(self.similar, "success", "partial"), wanted(self.failures, "failure")
+        )
         return shown(worked, failures, query=query.text)
 
     @property

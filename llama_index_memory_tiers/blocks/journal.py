@@ -12,13 +12,14 @@ from zoneinfo import ZoneInfo
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 from typing_extensions import Self
 
-from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.base import Query
+from llama_index_memory_tiers.blocks.by_hand import HandWrittenBlock
 from llama_index_memory_tiers.blocks.desk import Desk, Holder
 from llama_index_memory_tiers.blocks.journal_files import OwnerFiles, folder_name
 from llama_index_memory_tiers.blocks.journal_text import heading, inert, read, removed, sections, written
-from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.errors import ConfigurationError
-from llama_index_memory_tiers.records import Batch, Changes, Record, Scope
+from llama_index_memory_tiers.records import Changes, Scope
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import OwnerReader, codec
 from llama_index_memory_tiers.text import escape
@@ -27,7 +28,7 @@ _MAX_KEY_CHARS = 200
 _LEAST_BYTES = 1024
 
 
-class JournalMemoryBlock(TieredMemoryBlock):
+class JournalMemoryBlock(HandWrittenBlock):
     """Shows `MEMORY.md` and the newest daily entries of a user; both are plain files that anybody may edit.
 
     Files are written through `of(memory)`, or with any editor. Every owner has a folder of its own. Nothing is taken
@@ -50,7 +51,6 @@ class JournalMemoryBlock(TieredMemoryBlock):
     recent_days: int = Field(default=2, ge=0)
     max_file_bytes: int = Field(default=262_144, ge=_LEAST_BYTES)
     redaction: Any = Field(default="default", exclude=True)
-    accept_short_term_memory: bool = False
     stable: ClassVar[bool] = True
     _redactor: Redactor | None = PrivateAttr(default=None)
 
@@ -76,18 +76,10 @@ class JournalMemoryBlock(TieredMemoryBlock):
             The journal.
 
         Raises:
-            ConfigurationError: The memory has no such block, or nobody knows the zone.
+            ConfigurationError: The memory has no such block, or is none of ours, or nobody knows the zone.
         """
-        desk = memory.desk(self.name)
+        desk = self._desk(memory)
         return Journal(desk, self._files(desk.scope), _zone(timezone or self.timezone))
-
-    async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> None:  # noqa: ARG002
-        """Messages are no entries."""
-        return
-
-    def merge(self, draft: Any, records: Sequence[Record]) -> Changes:  # noqa: ARG002
-        """Nothing is drafted."""
-        return Changes()
 
     async def recall(self, query: Query, reader: OwnerReader) -> Sequence[Item]:  # noqa: ARG002  # it needs files
         """Offer the sections of `MEMORY.md`, then the newest entries."""

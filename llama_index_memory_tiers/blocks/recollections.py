@@ -10,6 +10,7 @@ from typing import Any
 
 from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.errors import ConfigurationError, InvalidMessageError
+from llama_index_memory_tiers.instructions import NOT_AN_INSTRUCTION, looks_like_instruction
 from llama_index_memory_tiers.partitions import Partition, place
 from llama_index_memory_tiers.records import Place, Recollection, Record, StoredMessage
 from llama_index_memory_tiers.storage import Hit, OwnerReader, RecalledMessage
@@ -18,6 +19,8 @@ from llama_index_memory_tiers.text import day_label, escape
 MESSAGE = "message"
 NOTE = "note"
 KINDS = frozenset({MESSAGE, NOTE})
+# An instruction that a text hides is looked for in this much of it.
+_JUDGED_CHARACTERS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +149,21 @@ def speaker_of(stored: StoredMessage) -> str:
 
 def message_line(stored: StoredMessage) -> str:
     """One message as it is shown: by its speaker's name when that is known, else as LlamaIndex shows it."""
-    text = escape(stored.text.strip())
-    if stored.meta.sent_from:
+    said = stored.text.strip()
+    text = escape(said)
+    suspect = looks_like_instruction(said[:_JUDGED_CHARACTERS])
+    if stored.meta.sent_from and not suspect:
         return f"{escape(stored.meta.sent_from)}: {text}"
-    return f"<message role='{stored.role.value}'>{text}</message>"
+    if not suspect:
+        return f"<message role='{stored.role.value}'>{text}</message>"
+    who = escape(speaker_of(stored)).replace("'", "&#39;")
+    return f"<message role='{who}' note='{NOT_AN_INSTRUCTION}'>{text}</message>"
 
 
 def note_line(text: str) -> str:
     """A note as it is shown."""
-    return f"<note>{escape(text)}</note>"
+    mark = f" note='{NOT_AN_INSTRUCTION}'" if looks_like_instruction(text[:_JUDGED_CHARACTERS]) else ""
+    return f"<note{mark}>{escape(text)}</note>"
 
 
 def _message(found: RecalledMessage) -> Found:

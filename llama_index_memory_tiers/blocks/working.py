@@ -13,11 +13,12 @@ from typing import Any, Literal
 from pydantic import Field
 from typing_extensions import Self
 
-from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.base import Query
+from llama_index_memory_tiers.blocks.by_hand import HandWrittenBlock
 from llama_index_memory_tiers.blocks.desk import Desk, Holder
-from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.errors import ConfigurationError
-from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record
+from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record
 from llama_index_memory_tiers.storage import OwnerReader, codec
 from llama_index_memory_tiers.text import escape
 
@@ -73,7 +74,7 @@ class TaskState:
         return tuple(entry.text for entry in self.entries if entry.sort == sort)
 
 
-class WorkingMemoryBlock(TieredMemoryBlock):
+class WorkingMemoryBlock(HandWrittenBlock):
     """Keeps the notes, plan and results of a task and shows them while it is open; a confirmed task leaves nothing.
 
     Tasks are opened through `of(memory)`: `async with working.task("name") as task:`. Nothing is taken from the chat.
@@ -89,7 +90,6 @@ class WorkingMemoryBlock(TieredMemoryBlock):
     priority: int = Field(default=1, ge=0)
     scope: Literal["user", "session"] = "session"
     max_tokens: int = Field(default=1000, ge=1)
-    accept_short_term_memory: bool = False
 
     def of(self, memory: Holder) -> WorkingMemory:
         """The tasks of one memory, to be opened and written in.
@@ -101,17 +101,9 @@ class WorkingMemoryBlock(TieredMemoryBlock):
             Its working memory.
 
         Raises:
-            ConfigurationError: The memory has no such block.
+            ConfigurationError: The memory has no such block, or is none of ours.
         """
-        return WorkingMemory(memory.desk(self.name))
-
-    async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> None:  # noqa: ARG002
-        """Messages are no notes."""
-        return
-
-    def merge(self, draft: Any, records: Sequence[Record]) -> Changes:  # noqa: ARG002
-        """Nothing is drafted."""
-        return Changes()
+        return WorkingMemory(self._desk(memory))
 
     async def recall(self, query: Query, reader: OwnerReader) -> Sequence[Item]:
         """Offer what is written down in open tasks, the task opened last first."""

@@ -32,7 +32,8 @@ class Item:
         sources: The messages it shows; it is left out when the window shows all of them.
         legs: What found it, leg → score.
         record_id: The record it comes from.
-        visits: Ids of the records that are visited when it is shown, counted once a turn.
+        visits: Ids of the records that are visited when it is recalled, counted once a turn.
+        late: It claims only what is left when all other items have claimed theirs: what other blocks may say better.
     """
 
     text: str
@@ -45,6 +46,7 @@ class Item:
     legs: Mapping[str, float] = field(default_factory=dict, hash=False)
     record_id: str | None = None
     visits: tuple[str, ...] = ()
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,11 +196,23 @@ class Packer:
         section = self._enter(part)
         if cut:
             self._cut.append(part.name)
+        self._claim(section, late=False)
+
+    def take_late(self) -> None:
+        """Let the late items of all parts claim what is left; call it after the last part."""
+        for section in self._order:
+            if any(item.late for item in self._sections[section].part.items):
+                self._claim(section, late=True)
+
+    def _claim(self, section: int, *, late: bool) -> None:
         if self._overflow:
             return
+        part = self._sections[section].part
         share = self._limit if part.share_tokens is None else part.share_tokens
         free, state = self._free(), self._sections[section]
         for claim in self._claims(section):
+            if self._late(claim) is not late or claim.piece in state.kept:
+                continue
             if self._redundant(claim) or (cost := self._cost(claim)) > free:
                 continue
             if state.tokens + state.cost(claim.piece) > share:
@@ -266,7 +278,10 @@ class Packer:
         for section in self._order:
             kept = self._sections[section].kept
             found += [c for c in self._claims(section) if c.piece not in kept and not self._redundant(c)]
-        return found
+        return [*(c for c in found if not self._late(c)), *(c for c in found if self._late(c))]
+
+    def _late(self, claim: _Claim) -> bool:
+        return claim.section >= 0 and claim.piece >= 0 and self._sections[claim.section].part.items[claim.piece].late
 
     def _redundant(self, claim: _Claim) -> bool:
         if claim.section < 0 or claim.piece < 0 or self._sections[claim.section].part.priority <= 0:

@@ -328,6 +328,33 @@ def replay(
 
 
 @app.command()
+def maintain(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would leave, and why.")] = False,
+    yes: YesOption = False,
+    memory: MemoryOption = None,
+    storage: StorageOption = None,
+    user: UserOption = None,
+    session: SessionOption = None,
+    table_name: TableOption = DEFAULT_TABLE_NAME,
+    db_schema: SchemaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put aside what your memory's rules of retention let go. Nothing is deleted. Asks first."""
+    where = Where(storage, table_name, db_schema, user, session, memory)
+
+    async def maintained() -> Outcome:
+        tending.needs_memory(where, "maintain")
+        async with opened_memory(where) as found:
+            planned = await tending.maintain(found, where, dry_run=True)
+            count = len(planned.data["departures"])
+            if dry_run or not count or not _sure(yes)(f"Put {count} records aside?"):
+                return planned
+            return await tending.maintain(found, where, dry_run=False)
+
+    _finish(run(maintained, as_json=as_json))
+
+
+@app.command()
 def reindex(
     storage: StorageOption = None,
     table_name: TableOption = DEFAULT_TABLE_NAME,

@@ -52,7 +52,7 @@ def _is_argument(parameter: Any) -> bool:
 
 
 def _usage(parameter: Any) -> str:
-    return parameter.metavar or parameter.name.upper()
+    return str(parameter.metavar or parameter.name.upper())
 
 
 def _row(parameter: Any) -> str:

@@ -1,4 +1,4 @@
-"""Commands that let blocks work: worker, replay, reindex."""
+"""Commands that let blocks work: worker, replay, maintain, reindex."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from llama_index_memory_tiers.cli.outcome import FINDING, FINE, Outcome
 from llama_index_memory_tiers.cli.places import Where
 from llama_index_memory_tiers.errors import ConfigurationError, StorageError
-from llama_index_memory_tiers.events import BlockProgress, FlushReport
+from llama_index_memory_tiers.events import BlockProgress, FlushReport, MaintenanceReport
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.storage import Storage
 
@@ -118,15 +118,41 @@ async def replay(memory: TieredMemory, where: Where) -> Outcome:
     if where.user is not None or where.session is not None:
         total.add(await memory.areplay())
     else:
-        for person in await memory.storage.survey.people():
-            for session in await memory.storage.log.sessions(person.user_id):
-                total.add(await memory.for_session(session.session_id, person.user_id or None).areplay())
-                if person.user_id:
-                    break  # a person's sessions are replayed together
+        for each in await _everybody(memory):
+            total.add(await each.areplay())
     left = sum(waiting.dead_letters for waiting in await memory.storage.survey.waiting(now=memory.storage.now()))
     report = FlushReport(tuple(total.blocks.values()))
     shown = [report, f"{left} dead letters are left."]
     return Outcome({"blocks": report.blocks, "dead_letters": left}, shown, FINDING if left else FINE)
+
+
+async def maintain(memory: TieredMemory, where: Where, *, dry_run: bool) -> Outcome:
+    """Put aside what the memory's rules of retention let go.
+
+    Args:
+        memory: With your rules.
+        where: Of one user or session, if one was named; else everybody's.
+        dry_run: Only say what would leave.
+
+    Returns:
+        What left, or would.
+    """
+    if where.user is not None or where.session is not None:
+        report = await memory.amaintain(dry_run=dry_run)
+    else:
+        reports = [await each.amaintain(dry_run=dry_run) for each in await _everybody(memory)]
+        report = MaintenanceReport(tuple(one for each in reports for one in each.departures), dry_run)
+    return Outcome({"dry_run": dry_run, "departures": report.departures}, report)
+
+
+async def _everybody(memory: TieredMemory) -> list[TieredMemory]:
+    """One memory per person, and one per session of nobody."""
+    found: list[TieredMemory] = []
+    for person in await memory.storage.survey.people():
+        sessions = await memory.storage.log.sessions(person.user_id)
+        chosen = sessions[:1] if person.user_id else sessions  # what is a person's is tended together
+        found += [memory.for_session(session.session_id, person.user_id or None) for session in chosen]
+    return found
 
 
 async def reindex(storage: Storage) -> Outcome:

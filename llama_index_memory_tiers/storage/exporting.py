@@ -20,7 +20,7 @@ _PAGE_ROWS = 500
 MESSAGE_FIELDS = ("seq", "uid", "status", "role", "tokens", "counter", "created_at", "hash", "data", "meta")
 RECORD_FIELDS = (
     "uid", "kind", "block", "text", "data", "said_at", "created_at", "expires_at", "superseded_by", "archived_at",
-    "speaker", "tokens", "parent",
+    "speaker", "tokens",
 )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ class Exporter:
     def _records_of(self, user_id: str, numbers: Mapping[int, int], *, whole: bool) -> list[Select[Any]]:
         """Statements for all records of these owners; of a person's, when only a session is meant, its share."""
         r, s = self._t.records, self._t.sources
-        columns = (r.c.id, r.c.owner, r.c.sid, r.c.seq, *(r.c[name] for name in RECORD_FIELDS))
+        columns = (r.c.id, r.c.owner, r.c.sid, r.c.seq, r.c.parent, *(r.c[name] for name in RECORD_FIELDS))
         person = r.c.owner == f"u:{user_id}"
         if not whole:
             person = and_(person, exists().where(s.c.record_id == r.c.id, s.c.sid.in_(list(numbers))))
@@ -206,8 +206,10 @@ def _write_page(
             "sources": sources,
             "vectors": {model: vectors[model] for model in sorted(vectors)},
             "terms": found["terms"].get(row.id),
-            "visits": found["visits"].get(row.id),
         }
+        # Left out where there is none, as files of the first version did not know them.
+        rare = {"parent": row.parent, "visits": found["visits"].get(row.id)}
+        fields |= {name: value for name, value in rare.items() if value is not None}
         writer.row("record", fields)
 
 

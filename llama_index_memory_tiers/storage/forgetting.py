@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import String, cast, delete, exists, func, insert, literal, or_, select, update
+from sqlalchemy import delete, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
@@ -18,8 +19,9 @@ from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.erasing import Eraser, Rewind
 from llama_index_memory_tiers.storage.log import MessageLog
+from llama_index_memory_tiers.storage.meant import Meant, owners_of
 from llama_index_memory_tiers.storage.records import RecordStore
-from llama_index_memory_tiers.storage.rows import GONE, chunks
+from llama_index_memory_tiers.storage.rows import chunks
 from llama_index_memory_tiers.storage.schema import Tables
 from llama_index_memory_tiers.storage.selection import Selection
 
@@ -30,7 +32,6 @@ STORES = (
     "caches", "write-ahead log",
 )  # fmt: skip
 """What is read again after the deletes."""
-_PAGE_ROWS = 200
 _KEPT_MICROSECONDS = 86_400_000_000  # a finished job's counts wait so long for the call that began it
 _CHECKPOINT_MILLISECONDS = 2000
 
@@ -91,6 +92,7 @@ class ForgettingStore:
         self._log = log
         self._records = records
         self._eraser = Eraser(tables)
+        self._meant = Meant(database, tables)
         self._now = now
         self.waiting = False  # blocks are to be told of what an earlier process forgot
 
@@ -112,11 +114,19 @@ class ForgettingStore:
             meant = [exists().where(m.c.sid == s.c.sid, m.c.uid.in_(part)) for part in chunks(selection.ids)]
             queries = [query.where(one) for one in meant]
 
+        token = uuid.uuid4().hex  # a lost reply hides that the job is there already
+
         async def work(connection: AsyncConnection) -> Run:
+            known = select(self._j.c.id, self._j.c.spec).where(self._j.c.token == token)
+            if (row := (await connection.execute(known)).first()) is not None:
+                return Run(row.id, Selection.from_json(row.spec))
             heads = {row.sid: row.head_seq for one in queries for row in await connection.execute(one)}
             whole = replace(selection, heads=heads)
-            values = {"user_id": whole.user_id, "spec": whole.to_json(), "done": "{}", "started_at": self._now()}
-            made = await connection.execute(insert(self._j).values(values).returning(self._j.c.id))
+            made = await connection.execute(
+                insert(self._j)
+                .values(user_id=whole.user_id, token=token, spec=whole.to_json(), done="{}", started_at=self._now())
+                .returning(self._j.c.id)
+            )
             return Run(int(made.scalar_one()), whole)
 
         run = await self._database.write(work)
@@ -138,7 +148,7 @@ class ForgettingStore:
             failpoints.reach("forget.messages")
         known = None if row is None else row.records_until
         until = known if known is not None else await self._note_records(run)
-        for query in self._record_queries(run.selection):
+        for query in self._meant.record_queries(run.selection):
             await self._forget_records(run, query, until)
         failpoints.reach("forget.records")
         self._drop_caches(run)
@@ -210,6 +220,7 @@ class ForgettingStore:
         """Keep the counts, and no word of what was asked for."""
 
         async def work(connection: AsyncConnection) -> dict[str, int]:
+            await self._overwriting(connection)
             values = {"finished_at": func.coalesce(self._j.c.finished_at, self._now()), "spec": "{}"}
             statement = update(self._j).where(self._j.c.id == job).values(values).returning(self._j.c.done)
             found = (await connection.execute(statement)).scalar()
@@ -219,26 +230,8 @@ class ForgettingStore:
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    async def _matching(self, selection: Selection, sid: int) -> AsyncIterator[list[Any]]:
-        """Messages of a session that are meant and still leave a trace, page by page."""
-        m, s = self._t.messages, self._t.sources
-        trace = or_(m.c.status != GONE, exists().where(s.c.sid == m.c.sid, s.c.seq == m.c.seq))
-        columns = (m.c.seq, m.c.uid) if selection.filter is None else (m.c.seq, m.c.uid, m.c.role, m.c.data, m.c.meta)
-        base = select(*columns).where(m.c.sid == sid, m.c.seq <= selection.heads[sid], trace)
-        if selection.before is not None:
-            base = base.where(m.c.created_at < selection.before)
-        for part in chunks(selection.ids) if selection.ids is not None else [None]:
-            query = base if part is None else base.where(m.c.uid.in_(part))
-            after = 0
-            while True:
-                rows = await self._read(query.where(m.c.seq > after).order_by(m.c.seq).limit(_PAGE_ROWS))
-                yield [row for row in rows if _means(selection, row)]
-                if len(rows) < _PAGE_ROWS:
-                    break
-                after = rows[-1].seq
-
     async def _forget_messages(self, run: Run, sid: int) -> None:
-        async for page in self._matching(run.selection, sid):
+        async for page in self._meant.messages(run.selection, sid):
             if page:
                 await self._forget_page(run, sid, page)
 
@@ -261,7 +254,7 @@ class ForgettingStore:
                 for rewind in rewinds:
                     rows |= rewind.records
             rows |= await eraser.parts_of(connection, rows.values())
-            owners = {row.owner for row in rows.values()} | _owners_of(run.selection.user_id, [sid])
+            owners = {row.owner for row in rows.values()} | owners_of(run.selection.user_id, [sid])
             revisions = await eraser.touch(connection, owners)
             await eraser.void_claims(connection, sid)
             moved = sum([await eraser.move_back(connection, rewind) for rewind in rewinds])
@@ -281,48 +274,8 @@ class ForgettingStore:
 
     # -- records ---------------------------------------------------------------------------------------------
 
-    def _owners(self, selection: Selection) -> set[str]:
-        """Whose records may be meant: a session's own, and a person's when not only a session is meant."""
-        user = selection.user_id if selection.session_id is None else ""
-        return _owners_of(user, selection.heads)
-
-    def _record_queries(self, selection: Selection) -> list[Any]:
-        """Statements that find records which are meant themselves: named, or without any source."""
-        r, s = self._t.records, self._t.sources
-        base = select(*self._eraser.columns, r.c.text, r.c.data, r.c.speaker)
-        if selection.before is not None:
-            base = base.where(func.coalesce(r.c.said_at, r.c.created_at) < selection.before)
-        if not selection.names_records:
-            base = base.where(~exists().where(s.c.record_id == r.c.id))
-        named = [base] if selection.ids is None else [base.where(r.c.uid.in_(part)) for part in chunks(selection.ids)]
-        if selection.ids is not None and selection.session_id is None:
-            return [query.where(self._of_person(selection.user_id)) for query in named]
-        owners = sorted(self._owners(selection))
-        found = [query.where(r.c.owner.in_(part)) for query in named for part in chunks(owners)]
-        if selection.session_id is not None and selection.user_id and selection.names_records:
-            # Of what is known about the person, what came from this session.
-            here = exists().where(s.c.record_id == r.c.id, s.c.sid.in_(list(selection.heads)))
-            found += [query.where(r.c.owner == f"u:{selection.user_id}", here) for query in named]
-        return found
-
-    def _of_person(self, user_id: str) -> Any:
-        r, s = self._t.records, self._t.sessions
-        own = select(literal("s:") + cast(s.c.sid, String)).where(s.c.user_id == user_id)
-        return or_(r.c.owner == f"u:{user_id}", r.c.owner.in_(own))
-
-    async def _records_meant(self, selection: Selection, query: Any, until: int) -> AsyncIterator[list[Any]]:
-        r = self._t.records
-        after = 0
-        while True:
-            rows = await self._read(query.where(r.c.id > after, r.c.id <= until).order_by(r.c.id).limit(_PAGE_ROWS))
-            wanted = selection.filter
-            yield [row for row in rows if wanted is None or wanted.matches_record(row.text, row.data, row.speaker)]
-            if len(rows) < _PAGE_ROWS:
-                return
-            after = rows[-1].id
-
     async def _forget_records(self, run: Run, query: Any, until: int) -> None:
-        async for page in self._records_meant(run.selection, query, until):
+        async for page in self._meant.records(run.selection, query, until):
             if not page:
                 continue
 
@@ -407,10 +360,10 @@ class ForgettingStore:
 
         left = await self._database.read(work)
         for sid in selection.heads:
-            async for page in self._matching(selection, sid):
+            async for page in self._meant.messages(selection, sid):
                 left["messages"] += len(page)
-        for query in self._record_queries(selection):
-            async for page in self._records_meant(selection, query, until):
+        for query in self._meant.record_queries(selection):
+            async for page in self._meant.records(selection, query, until):
                 left["records"] += len(page)
         cached = self._log.cached(selection.user_id, selection.session_id) + self._records.cached(run.owners)
         # A reader of this moment may hold a window again; it was read after the deletes, which `messages` has proven.
@@ -445,15 +398,3 @@ class ForgettingStore:
             return (await connection.execute(query)).all()
 
         return await self._database.read(work)
-
-
-def _means(selection: Selection, row: Any) -> bool:
-    if selection.filter is None:
-        return True
-    return row.data is not None and selection.filter.matches_message(row.role, row.data, row.meta)
-
-
-def _owners_of(user_id: str, sids: Iterable[int]) -> set[str]:
-    """Keys of a person, when there is one, and of sessions."""
-    own = {f"s:{sid}" for sid in sids}
-    return own | {f"u:{user_id}"} if user_id else own

@@ -208,6 +208,7 @@ class Importer:
         return {
             **{name: fields[name] for name in RECORD_FIELDS},
             "owner": owner,
+            "parent": fields.get("parent"),
             "rev": state.revisions[owner],
             "sid": None if place is None else state.sids[place[0]],
             "seq": None if place is None else place[1],
@@ -235,7 +236,7 @@ class Importer:
         visits = [
             {"record_id": row, "n": fields["visits"][0], "last_at": fields["visits"][1]}
             for row, fields in records
-            if fields["visits"] is not None
+            if "visits" in fields
         ]
         for table, rows in ((t.sources, sources), (t.embeddings, vectors), (t.terms, terms), (t.visits, visits)):
             if rows:

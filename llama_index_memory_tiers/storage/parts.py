@@ -77,6 +77,11 @@ class PartReader:
         query = select(r).where(r.c.owner == owner, r.c.kind.in_(list(kinds)), r.c.block == block)
         return await self._read((query.where(self._live) if live else query).order_by(r.c.id))
 
+    async def of_block(self, owner: str, block: str) -> list[Record]:
+        """All live records that a block wrote, oldest first, without their sources."""
+        r = self._r
+        return await self._read(select(r).where(r.c.owner == owner, r.c.block == block, self._live).order_by(r.c.id))
+
     async def by_ids(self, owner: str, ids: Sequence[str]) -> list[Record]:
         """Records of an owner, whatever became of them, oldest first, with their sources."""
         r, s = self._r, self._t.sources
@@ -179,14 +184,16 @@ class PartReader:
                 found.setdefault(row[0], []).append(message)
         return found
 
-    async def visits(self, owner: str, kind: str) -> dict[str, Visits]:
-        """How often records of a kind were shown; those that never were are missing."""
+    async def visits(self, owner: str, kind: str | None = None) -> dict[str, Visits]:
+        """How often records, or those of a kind, were shown; those that never were are missing."""
         r, v = self._r, self._t.visits
         query = (
             select(r.c.uid, v.c.n, v.c.last_at)
             .join(v, v.c.record_id == r.c.id)
-            .where(r.c.owner == owner, r.c.kind == kind, r.c.superseded_by.is_(None))
+            .where(r.c.owner == owner, r.c.superseded_by.is_(None))
         )
+        if kind is not None:
+            query = query.where(r.c.kind == kind)
 
         async def work(connection: AsyncConnection) -> Sequence[Any]:
             return (await connection.execute(query)).all()

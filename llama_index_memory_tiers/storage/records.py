@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -50,6 +51,8 @@ _THREAD_ROWS = 500
 # An index is packed when so many rows of it, and a quarter of all, were read one by one.
 _PACKED_ROWS = 2000
 _LAST_ID = 2**63 - 1
+# Owners of whom blocks remember what they made of their records.
+_MADE = 16
 
 Fence = Callable[[AsyncConnection], Awaitable[bool]]
 Merge = Callable[[Sequence[Record]], Changes]
@@ -113,6 +116,7 @@ class RecordStore:
             or_(r.c.expires_at.is_(None), r.c.expires_at > bindparam("now")),
         )
         self._prepare_lookups()
+        self._made: OrderedDict[tuple[str, str, str], tuple[Any, Any]] = OrderedDict()
         self.parts = PartReader(database, tables, self._live, now)
 
     def _prepare_lookups(self) -> None:
@@ -135,14 +139,17 @@ class RecordStore:
         )  # fmt: skip
 
     def drop_cached(self, owners: Collection[str]) -> None:
-        """Let the indexes of owners go."""
+        """Let the indexes of owners go, and what blocks made of their records."""
         for key in self._cache.held():
             if isinstance(key, tuple) and key[0] in owners:
                 self._cache.drop(key)
+        for made in [key for key in self._made if key[0] in owners]:
+            self._made.pop(made, None)
 
     def cached(self, owners: Collection[str]) -> int:
-        """How many indexes of these owners are held."""
-        return sum(isinstance(key, tuple) and key[0] in owners for key in self._cache.held())
+        """How many indexes of these owners are held, and other things that were made of their records."""
+        keys = [*self._cache.held(), *self._made]
+        return sum(isinstance(key, tuple) and key[0] in owners for key in keys)
 
     def now(self) -> int:
         """The clock in microseconds since 1970."""
@@ -157,6 +164,23 @@ class RecordStore:
             return int(found or 0)
 
         return await self._database.read(work)
+
+    async def remembered(self, key: tuple[str, str, str], make: Callable[[], Awaitable[Any]]) -> Any:
+        """See `OwnerReader.remembered`; the owner is the first part of the key."""
+        o = self._t.owners
+
+        async def work(connection: AsyncConnection) -> Any:
+            return (await connection.execute(select(o.c.epoch, o.c.rev).where(o.c.owner == key[0]))).first()
+
+        # Before what is read, so that a change in between is seen the next time.
+        found = await self._database.read(work)
+        state = None if found is None else (found.epoch, found.rev)
+        known = self._made.get(key)
+        if known is None or known[0] != state:
+            known = self._made[key] = (state, await make())
+            while len(self._made) > _MADE:
+                self._made.popitem(last=False)
+        return known[1]
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -372,8 +396,12 @@ class RecordStore:
         Returns:
             Ids and scores; texts come from `records_of` and `messages_of`.
         """
+        return (await self.search_all(owner, model, [query]))[0]
+
+    async def search_all(self, owner: str, model: str, queries: Iterable[IndexQuery]) -> list[list[Hit]]:
+        """Several searches of one state of the records, which is looked up once; see `search`."""
         index = await self._up_to_date(owner, model)
-        return index.search(query)
+        return [index.search(query) for query in queries]
 
     async def _up_to_date(self, owner: str, model: str) -> OwnerIndex:
         key = (owner, model)
@@ -564,6 +592,10 @@ class OwnerReader:
         """Candidates, best first; see `RecordStore.search`."""
         return await self._store.search(self.owner, model, query)
 
+    async def search_all(self, queries: Iterable[IndexQuery], *, model: str = "") -> list[list[Hit]]:
+        """Several searches of one state of the records; see `RecordStore.search_all`."""
+        return await self._store.search_all(self.owner, model, queries)
+
     async def hits_of(self, scores: Mapping[str, float]) -> list[Hit]:
         """Candidates of another index; see `RecordStore.hits_of`."""
         return await self._store.hits_of(self.owner, scores)
@@ -579,6 +611,18 @@ class OwnerReader:
     async def records_by_hit(self, hits: Sequence[Hit]) -> dict[int, Record]:
         """Records behind candidates by the id of the hit; see `RecordStore.records_by_hit`."""
         return await self._store.records_by_hit(self.owner, hits)
+
+    async def remembered(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """What was made from the owner's records, made anew whenever they have changed.
+
+        Args:
+            name: What it is.
+            make: Makes it by reading this owner's records only.
+
+        Returns:
+            The newest one; shared, so not to be changed by its readers but in ways that all of them may see.
+        """
+        return await self._store.remembered((self.owner, self._block, name), make)
 
     def now(self) -> datetime:
         """The storage's clock."""

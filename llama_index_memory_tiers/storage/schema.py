@@ -139,8 +139,9 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
             Column("model", Text), Column("epoch", BigInteger), Column("rev", BigInteger), Column("body", LargeBinary),
         ),
         forgetting=table(
-            "forgetting", identity("id"), Column("user_id", Text), Column("spec", Text), Column("done", Text),
-            Column("started_at", BigInteger), Column("finished_at", BigInteger), Column("records_until", BigInteger),
+            "forgetting", identity("id"), Column("user_id", Text), Column("token", Text), Column("spec", Text),
+            Column("done", Text), Column("started_at", BigInteger), Column("finished_at", BigInteger),
+            Column("records_until", BigInteger),
         ),
         forgotten=table(
             "forgotten", identity("id"), Column("job", BigInteger), Column("user_id", Text), Column("block", Text),
@@ -207,8 +208,8 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX {i[packs_owner]} ON {t[packs]} (owner, model)",
     ),
     (
-        """CREATE TABLE {t[forgetting]} (id {id}, user_id TEXT NOT NULL, spec TEXT NOT NULL, done TEXT NOT NULL,
-           started_at BIGINT NOT NULL, finished_at BIGINT, records_until BIGINT)""",
+        """CREATE TABLE {t[forgetting]} (id {id}, user_id TEXT NOT NULL, token TEXT NOT NULL UNIQUE, spec TEXT NOT NULL,
+           done TEXT NOT NULL, started_at BIGINT NOT NULL, finished_at BIGINT, records_until BIGINT)""",
         """CREATE TABLE {t[forgotten]} (id {id}, job BIGINT NOT NULL, user_id TEXT NOT NULL, block TEXT NOT NULL,
            what TEXT NOT NULL)""",
         # Without it each forgotten session reads all dead letters.

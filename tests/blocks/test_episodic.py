@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from llama_index.core.agent.workflow import (
     ToolCallResult,
 )
 from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.memory import Memory
 from llama_index.core.workflow import Event, StopEvent
 from workflows.errors import WorkflowCancelledByUser
 
@@ -245,6 +246,23 @@ async def test_secrets_stand_nowhere_in_an_episode(storage: Storage, tmp_path: P
     await episode.end("failure", lessons=[f"password={secret} is wrong"], error=f"password={secret}")
     await storage.aclose()
     assert secret.encode() not in read_all(tmp_path)
+
+
+async def test_a_memory_of_another_make_is_refused_by_name(storage: Storage) -> None:
+    with pytest.raises(ConfigurationError, match="memory=Memory"):
+        EpisodicMemoryBlock(embed_model=None).of(Memory.from_defaults())  # type: ignore[arg-type]
+
+
+async def test_episodes_are_written_and_recalled_alike_on_every_database(
+    make_storage: Callable[[str], Storage], storage_kind: str
+) -> None:
+    book = book_of(memory_of(make_storage(storage_kind)))
+    failed = await attempt(book, "deploy the shop at night \0\ud800", "failure", "Nobody is awake \0\ud800.")
+    worked = await attempt(book, "deploy the shop", "success")
+    await book.start("deploy the shop")
+    again = book_of(memory_of(make_storage(storage_kind)))
+    assert [episode.id for episode in await again.recall_similar("Deploy the shop")] == [worked.id, failed.id]
+    assert await again.recall_failures("Deploy the shop") == [failed]
 
 
 # --- recall ---------------------------------------------------------------------------------------------------

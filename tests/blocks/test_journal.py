@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import signal
 import subprocess
 import sys
-import textwrap
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import date, datetime, timezone
 from pathlib import Path
 
@@ -173,36 +171,69 @@ async def test_keys_written_at_once_are_all_there(storage: Storage, folder: Path
     assert {key: await journal.get(key) for key in await journal.keys()} == {f"key {n}": str(n) for n in range(20)}
 
 
-KILLED = """
+WRITER = """
 import sys
 from pathlib import Path
 from llama_index_memory_tiers.blocks.journal_files import OwnerFiles
 from llama_index_memory_tiers.blocks.journal_text import written
 files = OwnerFiles(Path(sys.argv[1]), 10_000_000)
 print("ready", flush=True)
-for number in range(10**9):
-    files.change_memory(lambda old: written(old, "a", f"{number} " * 50_000))
+sys.stdin.readline()
+for number in range(int(sys.argv[3])):
+    key = sys.argv[2].format(number=number)
+    files.change_memory(lambda old: written(old, key, f"{number} " * int(sys.argv[4])))
 """
 
 
-def test_a_kill_leaves_the_old_file_or_the_new_one(folder: Path) -> None:
-    for wait in (0.02, 0.05, 0.11):
-        child = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(KILLED), str(folder)],
+@contextlib.contextmanager
+def writing(folder: Path, *jobs: tuple[str, int, int]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that begin together, each writing a key (of a pattern) so often, so many words."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(folder), *map(str, job)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
+        for job in jobs
+    ]
+    for child in children:
         assert child.stdout is not None
         child.stdout.readline()
-        time.sleep(wait)
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
-        files = OwnerFiles(folder, 10_000_000)
-        found = (read(files.memory(), "a") or "").split()
-        assert len(found) in {0, 50_000}
-        assert len(set(found)) <= 1
-        files.change_memory(lambda old: written(old, "b", "the lock of the dead one is free"))
-        assert read(files.memory(), "b") is not None
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write(b"go\n")
+        child.stdin.flush()
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.communicate()
+
+
+def test_whoever_reads_and_a_kill_find_the_old_file_or_the_new_one(folder: Path) -> None:
+    files = OwnerFiles(folder, 10_000_000)
+    seen = set()
+    with writing(folder, ("a", 10**9, 50_000)) as (child,):
+        while len(seen) < 5:
+            found = tuple((read(files.memory(), "a") or "").split())
+            assert len(found) == 50_000 or (not seen and not found)
+            assert len(set(found)) <= 1
+            seen.update(found)
+        child.kill()
+        child.wait()
+    found = tuple((read(files.memory(), "a") or "").split())
+    assert (len(found), len(set(found))) == (50_000, 1)
+    files.change_memory(lambda old: written(old, "b", "the lock of the dead one is free"))
+    assert read(files.memory(), "b") is not None
+
+
+def test_processes_that_write_at_once_lose_nothing(folder: Path) -> None:
+    with writing(folder, ("one {number}", 15, 1), ("two {number}", 15, 1)) as children:
+        pass
+    assert [child.returncode for child in children] == [0, 0]
+    keys = {section.key for section in sections(OwnerFiles(folder, 10_000_000).memory()) if section.key}
+    assert keys == {f"{name} {number}" for name in ("one", "two") for number in range(15)}
 
 
 async def test_a_memory_file_beyond_its_bound_is_refused_and_may_shrink(storage: Storage, folder: Path) -> None:

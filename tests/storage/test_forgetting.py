@@ -12,10 +12,20 @@ import pytest
 from doubles import Clock, Gate, RecordingBlock, absorb_all, refuse_content, rows, said, told, turn
 from llama_index.core.base.llms.types import ChatMessage, TextBlock, ToolCallBlock
 from llama_index.core.memory.memory_blocks.fact import FactExtractionMemoryBlock as CoreFactBlock
+from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from llama_index.core.vector_stores.simple import SimpleVectorStore
 from pydantic import Field
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from llama_index_memory_tiers import ForgetFilter, ForgetReceipt, Storage, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers import (
+    ForgetFilter,
+    ForgetReceipt,
+    Storage,
+    TieredMemory,
+    VectorMemoryBlock,
+    failpoints,
+)
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Changes, Forgotten, NewRecord
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
@@ -352,6 +362,32 @@ async def test_tombstones_take_no_part_in_the_size_of_the_window(storage: Storag
     assert sums.active_tokens == sums.tokens
 
 
+async def test_a_claim_on_the_session_is_void_afterwards(storage: Storage) -> None:
+    """Whoever the owner of what is prepared from it may be."""
+    memory = memory_of(storage)
+    await put_numbered(memory, 1, 2)
+    assert await storage.cursors.claim(1, "Recorder", "me", now=storage.now(), until=2**60) is not None
+    await memory.aforget(ids=["q1"])
+    assert (await storage.cursors.all(1))["Recorder"].claimed_until == 0
+
+
+async def test_a_receipt_is_not_taken_in_by_deletes_that_did_nothing(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = memory_of(storage)
+    await put_numbered(memory, 1, 2)
+
+    async def nothing(*_: Any) -> int:
+        return 2
+
+    monkeypatch.setattr(storage.log, "tombstone", nothing)
+    receipt = await memory.aforget(ids=["q1", "a2"])
+    assert receipt.removed["messages"] == 2  # so it was told
+    [entry] = [entry for entry in receipt.entries if entry.store == "messages"]
+    assert entry.left == 2
+    assert not receipt.complete
+
+
 async def test_forgetting_the_same_again_finds_nothing(storage: Storage) -> None:
     memory = memory_of(storage)
     await put_numbered(memory, 1, 2)
@@ -405,6 +441,23 @@ async def test_the_bytes_of_the_file_hold_no_forgotten_text(make_storage: MakeSt
     assert receipt.complete, receipt
     assert planted() == 0
     assert len(await texts(memory)) == 80
+
+
+async def test_an_engine_of_yours_overwrites_what_is_forgotten_as_well(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'yours.db'}")
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def careless(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA secure_delete=OFF")
+
+    async with Storage(engine=engine) as storage:
+        memory = memory_of(storage, VectorMemoryBlock(embed_model=None))
+        for number in range(5):
+            await memory.aput(said("user", f"{SECRET} {number} " + "and more text " * 30), uid=f"s{number}")
+        receipt = await memory.aforget(filter=ForgetFilter(contains=SECRET))
+        assert receipt.complete, receipt
+    await engine.dispose()
+    assert sum(path.read_bytes().count(SECRET.encode()) for path in tmp_path.iterdir()) == 0  # noqa: ASYNC240  # a few small files
 
 
 async def test_a_reader_in_the_way_of_the_write_ahead_log_is_named_in_the_receipt(
@@ -508,6 +561,20 @@ async def test_a_block_that_is_not_ours_makes_the_receipt_incomplete(storage: St
     assert receipt.pending == ()
 
 
+async def test_the_window_in_a_chat_store_of_yours_goes_with_the_session_or_is_named_as_out_of_reach(
+    make_storage: MakeStorage,
+) -> None:
+    store = SQLAlchemyChatStore(table_name="theirs")
+    memory = memory_of(make_storage("private"), chat_store=store)
+    await put_numbered(memory, 1, 2)
+    by_time = await memory.aforget(before=datetime(2000, 1, 1, tzinfo=timezone.utc))
+    assert by_time.pending == ("chat store",)
+    whole = await memory.aforget(scope="session")
+    assert whole.complete
+    assert whole.removed["chat store"] == 4
+    assert await texts(memory) == []
+
+
 # --- interrupted ------------------------------------------------------------------------------------------------
 
 
@@ -524,6 +591,24 @@ async def test_an_interrupted_job_is_finished_when_the_storage_is_opened_again(
     assert SECRET not in await everything_written(reopened)
     jobs = await rows(reopened, "SELECT spec, finished_at FROM {t}_forgetting")
     assert [(job.spec, job.finished_at is not None) for job in jobs] == [("{}", True)]
+
+
+async def test_a_lost_reply_leaves_no_second_job(storage: Storage) -> None:
+    memory = memory_of(storage)
+    await put_numbered(memory, 1, 1, SECRET)
+    lost = []
+
+    def lose(name: str) -> None:
+        if name == "transaction.committed" and not lost:
+            lost.append(name)
+            raise ConnectionResetError
+
+    with failpoints.armed(lose):
+        receipt = await memory.aforget(filter=ForgetFilter(contains=SECRET))
+    assert lost
+    assert receipt.complete
+    assert receipt.removed["messages"] == 2
+    assert await rows(storage, "SELECT * FROM {t}_forgetting") == []
 
 
 async def test_finished_jobs_whose_receipt_nobody_read_are_removed_after_a_day(make_storage: MakeStorage) -> None:

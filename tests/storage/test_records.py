@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -227,6 +228,15 @@ async def test_a_merge_sees_its_own_blocks_live_records_and_the_ids_it_asked_for
     assert seen == []
 
 
+async def test_a_revised_record_may_become_another_kind_and_is_searched_as_that(storage: Storage) -> None:
+    draft = new("green parrots", kind="draft")
+    await commit(storage, adding(draft))
+    assert await found(storage, "parrots", kinds=frozenset({"draft"})) == ["green parrots"]
+    await commit(storage, lambda _: Changes(revise=(replace(draft, kind="fact"),)))
+    assert await texts(storage, OWNER, "draft") == await found(storage, "parrots", kinds=frozenset({"draft"})) == []
+    assert await texts(storage) == await found(storage, "parrots", kinds=frozenset({"fact"})) == ["green parrots"]
+
+
 async def test_superseded_and_archived_records_are_put_aside_not_deleted(storage: Storage) -> None:
     old, gone = new("lives in Rome"), new("likes tea")
     await commit(storage, adding(old, gone))
@@ -342,6 +352,17 @@ async def test_a_warm_search_is_one_statement(storage: Storage) -> None:
     before = storage.statements
     await storage.records.search(OWNER, "", IndexQuery(text="tea", now=NOW))
     assert storage.statements - before == 1
+
+
+async def test_several_warm_searches_are_one_statement(storage: Storage) -> None:
+    await commit(storage, adding(new("green parrots"), new("brown otters")))
+    queries = [IndexQuery(text, NOW) for text in ("parrots", "otters", "lions")]
+    await storage.records.search(OWNER, "", queries[0])
+    before = storage.statements
+    hits = await storage.records.search_all(OWNER, "", queries)
+    assert storage.statements == before + 1
+    assert hits == [await storage.records.search(OWNER, "", query) for query in queries]
+    assert [len(part) for part in hits] == [1, 1, 0]
 
 
 async def test_vectors_belong_to_their_model(storage: Storage) -> None:

@@ -23,7 +23,7 @@ from llama_index_memory_tiers.testing import HashEmbedding
 
 MakeStorage = Callable[..., Storage]
 OTHER = {"file": "postgres", "postgres": "file"}
-KEPT = ("sessions", "messages", "cursors", "dead", "records", "record_sources", "embeddings", "terms")
+KEPT = ("sessions", "messages", "cursors", "dead", "records", "record_sources", "embeddings", "terms", "visits")
 
 
 def memory_of(storage: Storage, **arguments: Any) -> TieredMemory:
@@ -341,7 +341,7 @@ async def test_a_large_session_is_moved_page_by_page(make_storage: MakeStorage) 
     whole = await exported(source)
     before = target.storage.statements
     await target.aimport(io.BytesIO(whole))
-    assert target.storage.statements - before < 40
+    assert target.storage.statements - before < 50
     assert await exported(target) == whole
     assert (await target.aimport(io.BytesIO(whole))).skipped == 1
 
@@ -349,7 +349,7 @@ async def test_a_large_session_is_moved_page_by_page(make_storage: MakeStorage) 
 def test_every_table_is_moved_or_left_out_on_purpose() -> None:
     """A table that a later version adds has to be thought of here."""
     names = {table.name.removeprefix("x_") for table in build_tables("x").metadata.sorted_tables}
-    left_out = {"schema", "owners", "forgetting", "forgotten"}  # made anew by the target
+    left_out = {"schema", "owners", "packs", "forgetting", "forgotten"}  # made anew by the target
     assert names == {*KEPT, *left_out}
     assert DEFAULT_TABLE_NAME not in names
 

@@ -34,7 +34,7 @@ OldStorage = Callable[[int], Awaitable[Storage]]
 
 @pytest.fixture
 def old_storage(make_storage: Callable[..., Storage], storage_kind: str, tmp_path: Path) -> OldStorage:
-    """A storage over a database of the version that it is called with, not opened yet."""
+    """What opens a database of an old version: a function of the version, whose storage has not been used yet."""
     schema = f"v_{uuid.uuid4().hex[:12]}"
 
     async def make(version: int) -> Storage:

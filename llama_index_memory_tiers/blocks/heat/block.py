@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms import LLM
@@ -23,15 +23,17 @@ from llama_index_memory_tiers.blocks.heat.calibration import scale_of, unit
 from llama_index_memory_tiers.blocks.heat.merging import METER, Calls, HeatDraft, merge_heat, reads_of
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
 from llama_index_memory_tiers.blocks.heat.pages import Page, Vector, cut, embedded_text, extended, make_page, told
-from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, PROFILE, USER, Promotion, side
+from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, USER, Promotion, side
 from llama_index_memory_tiers.blocks.heat.recall import (
     RecallRules,
+    Shelf,
     choose_knowledge,
     choose_pages,
     choose_segments,
+    fill_shelf,
     knowledge_item,
     page_item,
-    page_volumes,
+    pages_of,
     profile_item,
     question,
 )
@@ -40,6 +42,7 @@ from llama_index_memory_tiers.blocks.heat.segments import (
     Filing,
     FilingRules,
     Likeness,
+    Probe,
     Segment,
     file_pages,
     read_segment,
@@ -50,7 +53,9 @@ from llama_index_memory_tiers.events import BlockFailed, ModelCalled, TiersRepor
 from llama_index_memory_tiers.heat import RAW, Policy, Scale, Tenant, eviction_order
 from llama_index_memory_tiers.insight import Meter
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope
+from llama_index_memory_tiers.retention import Holding
 from llama_index_memory_tiers.storage import OwnerReader, Visits, codec, new_id
+from llama_index_memory_tiers.text import analyse
 
 # A segment takes no more pages, and the next one on its topic begins: the cost of looking into it stays bounded.
 _SEGMENT_PAGES = 100
@@ -145,13 +150,14 @@ class HeatMemoryBlock(TieredMemoryBlock):
         if not groups.pages and not groups.rest:
             return None
         before = await self._before(batch, reader)
-        late: tuple[NewRecord, ...] = ()
+        late: tuple[tuple[NewRecord, Mapping[str, int]], ...] = ()
         waiting = list(groups.pages)
         if groups.rest and before is None:
             waiting.insert(0, groups.rest)
         elif groups.rest and before is not None:
             size = counter.text(told(groups.rest))
-            late = (extended(before.record, groups.rest, before.vector, self._model, size),)
+            more = extended(before.record, groups.rest, before.vector, self._model, size)
+            late = ((more, analyse(told(groups.rest))),)
         now = reader.now()
         calls = Calls(self._meter_id(reader.owner), f"{now:%Y-%m-%d}")
         meter = await self._meter(reader, calls, counter, batch.scope)
@@ -392,37 +398,35 @@ class HeatMemoryBlock(TieredMemoryBlock):
 
     async def recall(self, query: Query, reader: OwnerReader) -> Sequence[Item]:
         """Offer the profile, then knowledge and pages that have to do with the request, best first."""
-        profiles = await reader.light(PROFILE)
-        shown = [profile_item(profiles[-1])] if profiles else []
+        shelf: Shelf = await reader.remembered("shelf", lambda: fill_shelf(reader, self._model))
+        shown = [profile_item(shelf.profile)] if shelf.profile is not None else []
         text = codec.storable(query.text)
         if not text.strip():
             return shown
         scale = await self._scaled_quietly(query)
         asked = question(text, await self._query_vector(text, query))
         rules = RecallRules(pages=self.retrieval_queue_capacity, literal=self.policy == "memoryos")
-        pages = await self._recalled_pages(asked, scale, rules, query, reader)
+        pages = await self._recalled_pages(asked, scale, rules, query, reader, shelf)
         known: list[Item] = []
-        records = await reader.light(KNOWLEDGE)
-        vectors = await reader.vectors([one.id for one in records], self._model if asked.vector is not None else "")
         for whose in (USER, f"agent/{query.scope.agent_id or ''}"):
-            mine = [record for record in records if side(record) == whose]
-            known += [knowledge_item(*pair) for pair in choose_knowledge(asked, mine, vectors, scale, rules)]
+            mine = [pair for pair in shelf.known if side(pair[0]) == whose]
+            known += [knowledge_item(*pair) for pair in choose_knowledge(asked, mine, scale, rules)]
         return [*shown, *sorted([*pages, *known], key=lambda item: -item.score)]
 
     async def _recalled_pages(
-        self, asked: Any, scale: Scale, rules: RecallRules, query: Query, reader: OwnerReader
+        self, asked: Probe, scale: Scale, rules: RecallRules, query: Query, reader: OwnerReader, shelf: Shelf
     ) -> list[Item]:
-        segments = [read_segment(record) for record in await reader.light(SEGMENT)]
-        if len(segments) > _THREAD_SEGMENTS:
-            chosen = await asyncio.to_thread(choose_segments, asked, segments, scale, self._model, rules)
+        if len(shelf.segments) > _THREAD_SEGMENTS:
+            chosen = await asyncio.to_thread(choose_segments, asked, shelf.segments, scale, rules)
         else:
-            chosen = choose_segments(asked, segments, scale, self._model, rules)
-        parts = await reader.parts_of([id_ for id_, _ in chosen], PAGE)
-        vectors = await reader.vectors([page.id for page in parts], self._model) if asked.vector is not None else {}
-        best = choose_pages(asked, page_volumes(parts, vectors), scale, rules)
-        messages = await reader.messages_behind([id_ for id_, _ in best])
-        by_id = {page.id: page for page in parts}
-        items = [page_item(by_id[id_], messages.get(id_, []), score) for id_, score in best]
+            chosen = choose_segments(asked, shelf.segments, scale, rules)
+        volumes = await pages_of(shelf, [id_ for id_, _ in chosen], reader, self._model)
+        best = choose_pages(asked, volumes, scale, rules)
+        # Texts come from SQL whatever is remembered, so that nothing that was forgotten is shown.
+        ids = [id_ for id_, _ in best]
+        messages = await reader.messages_behind(ids)
+        there = {page.id: page for page in await reader.by_ids(ids) if page.live}
+        items = [page_item(there[id_], messages.get(id_, []), score) for id_, score in best if id_ in there]
         return [item for item in items if item.sources and not item.sources <= query.visible]
 
     async def _scaled_quietly(self, query: Query) -> Scale:
@@ -440,6 +444,13 @@ class HeatMemoryBlock(TieredMemoryBlock):
         except Exception as error:  # noqa: BLE001  # as above
             self._failed(query.scope, error)
             return None
+
+    def holding(self, record: Record, visits: Visits | None, now: datetime) -> Holding:
+        """A record as seen by who decides what may leave; segments have a heat."""
+        seen = super().holding(record, visits, now)
+        if record.kind != SEGMENT:
+            return replace(seen, side=side(record)) if record.kind == KNOWLEDGE else seen
+        return replace(seen, heat=read_segment(record).parts(visits, now, self._weights).total)
 
     # -- by hand ---------------------------------------------------------------------------------------------
 

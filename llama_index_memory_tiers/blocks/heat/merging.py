@@ -59,7 +59,7 @@ class HeatDraft:
         now: The clock.
         model: Name of the embedding model.
         filings: Where each page goes.
-        extended: A page whose answer came now.
+        extended: A page whose answer came now, and the terms that it adds.
         promotions: What hot segments brought.
         surplus: How many segments are too many.
         leaving: Ids of segments in the order in which they leave, a few more than must, with their heats.
@@ -81,7 +81,7 @@ class HeatDraft:
     overflow: Literal["importance", "fifo"]
     calls: Calls
     filings: tuple[Filing, ...] = ()
-    extended: tuple[NewRecord, ...] = ()
+    extended: tuple[tuple[NewRecord, Mapping[str, int]], ...] = ()
     promotions: tuple[Promotion, ...] = ()
     surplus: int = 0
     leaving: Mapping[str, float] = field(default_factory=dict)
@@ -90,7 +90,8 @@ class HeatDraft:
 
 def reads_of(draft: HeatDraft) -> Reads:
     """What the merge of a draft must see: the segments that it changes, and long-term memory if it adds to it."""
-    ids = dict.fromkeys([*(filing.segment for filing in draft.filings), *(p.segment for p in draft.promotions)])
+    ids = [filing.segment for filing in draft.filings] + [promotion.segment for promotion in draft.promotions]
+    ids += [page.parent for page, _ in draft.extended if page.parent is not None]
     kinds = (KNOWLEDGE, PROFILE) if draft.promotions else ()
     return Reads(kinds=kinds, ids=tuple(dict.fromkeys([*ids, *draft.leaving, draft.calls.id])))
 
@@ -123,6 +124,7 @@ class _Merge:
 
     def changes(self) -> Changes:
         """See `merge_heat`."""
+        self._extend()
         self._file()
         self._heated()
         for promotion in self._draft.promotions:
@@ -134,7 +136,7 @@ class _Merge:
         meter = self._metered()
         return Changes(
             add=(*new, *self._pages, *self._long.add.values(), *(meter if self._meter is None else ())),
-            revise=(*old, *self._draft.extended, *(meter if self._meter is not None else ())),
+            revise=(*old, *(page for page, _ in self._draft.extended), *(meter if self._meter is not None else ())),
             supersede=self._long.supersede,
             archive=(*self._long.archive, *evicted),
             events=tuple(self._events),
@@ -142,6 +144,14 @@ class _Merge:
 
     def _record(self, segment: Segment) -> NewRecord:
         return segment_record(segment, self._sources.get(segment.id, ()))
+
+    def _extend(self) -> None:
+        """An answer tells what its page is about, and with it the segment."""
+        for page, terms in self._draft.extended:
+            segment = self._fresh.get(page.parent or "")
+            if segment is not None:
+                self._segments[segment.id] = segment.told_more(terms)
+                self._sources.setdefault(segment.id, []).extend(page.sources)
 
     def _file(self) -> None:
         draft = self._draft

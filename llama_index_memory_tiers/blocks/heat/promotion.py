@@ -11,24 +11,18 @@ from typing import Any, Literal
 from llama_index_memory_tiers.heat import Known, overflow_order
 from llama_index_memory_tiers.insight import INSIGHT_VERSION, Note
 from llama_index_memory_tiers.records import NewRecord, Place, Record, aware
+from llama_index_memory_tiers.retention import plain_words, same_note
 from llama_index_memory_tiers.text import analyse
 
 KNOWLEDGE = "fact"
 PROFILE = "profile"
 USER, AGENT = "user", "agent"
-_NEAR = 0.9
 # Relations of which one has several at a time: a second one contradicts nothing.
 _MANY = re.compile(
     r"(?i)\b(?:likes?|loves?|enjoys?|prefers? also|hates?|dislikes?|has|have|owns?|knows?|wants?|needs?|visited|read|"
     r"speaks?|plays?|member|friend|child|pet|hobby|hobbies|interest|skill|allerg\w+|recommended|promised|said)\b"
     r"|喜欢|讨厌|有|会|去过|推荐|爱好|朋友"
 )
-_TURNS = frozenset(
-    """not no never none without except former previously used until since before after if might may should will plans
-    不 没 没有 无 非 别 未 曾 将 想 要 前 后""".split()  # noqa: SIM905  # easier to read
-)
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]|[^\W_]+(?:'[^\W_]+)*")
-_ARTICLES = frozenset({"a", "an", "the"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,31 +152,6 @@ def said(one: Record | NewRecord) -> datetime:
     return aware(when)
 
 
-def same_note(one: str, other: str) -> bool:
-    """Whether two notes say the same, but for case, punctuation, articles and a word in ten.
-
-    Args:
-        one: A note.
-        other: Another.
-
-    Returns:
-        False when a number or a word that turns the meaning makes the difference.
-    """
-    mine, theirs = _words(one), _words(other)
-    if mine == theirs:
-        return True
-    first, second = set(mine), set(theirs)
-    apart = first ^ second
-    if not first or not second or len(first & second) < _NEAR * len(first | second):
-        return False
-    return not any(word in _TURNS or word.endswith("n't") or any(c.isdigit() for c in word) for word in apart)
-
-
-def _words(text: str) -> list[str]:
-    folded = text.replace("\u2019", "'").casefold()
-    return [word for word in _WORD.findall(folded) if word not in _ARTICLES]
-
-
 def contradicts(one: Record | NewRecord, other: Record | NewRecord) -> bool:
     """Whether two pieces of knowledge give one relation of one subject two values."""
     mine, theirs = _relation(one), _relation(other)
@@ -195,7 +164,7 @@ def _relation(one: Record | NewRecord) -> tuple[str, str] | None:
 
 
 def _value(one: Record | NewRecord) -> str:
-    return " ".join(_words(str(one.data.get("value", ""))))
+    return " ".join(plain_words(str(one.data.get("value", ""))))
 
 
 def knowledge_records(

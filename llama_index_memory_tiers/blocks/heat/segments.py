@@ -102,6 +102,10 @@ class Segment:
             touched_at=max(self.touched_at, page.said_at),
         )
 
+    def told_more(self, terms: Mapping[str, float]) -> Segment:
+        """With the words of an answer that came later."""
+        return replace(self, terms=_added(self.terms, terms, _MOST_TERMS))
+
 
 def _added(old: Mapping[str, float], new: Mapping[str, float], most: int) -> dict[str, float]:
     found = dict(old)
@@ -265,9 +269,9 @@ class Likeness:
         return similarity + coverage(probe.terms, volume.terms, self.weights)
 
 
-def likeness(scale: Scale, volumes: Iterable[Volume]) -> Likeness:
-    """Measure with the rarity of terms among these."""
-    return Likeness(scale, rarity(volume.terms for volume in volumes))
+def likeness(scale: Scale, volumes: Iterable[Volume], only: Collection[str] | None = None) -> Likeness:
+    """Measure with the rarity of terms, of all or `only` of a question's, among these."""
+    return Likeness(scale, rarity((volume.terms for volume in volumes), only))
 
 
 def volume_of(segment: Segment, model: str) -> Volume:
