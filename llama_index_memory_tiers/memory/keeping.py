@@ -33,6 +33,17 @@ class Keeping(Putting):
             keys += [(s.user_id, s.session_id) for s in others if s.session_id != self.session_id]
         return await self._shared.delivery.flush(keys)
 
+    async def adrain(self) -> FlushReport:
+        """Absorb what is due in everybody's sessions of this storage, for a worker of its own process.
+
+        What is due is decided as in the background: by complete turns, by what left the window, by silence. Workers
+        may run side by side, as each session is claimed.
+
+        Returns:
+            Per block what was absorbed and what still waits. Never raises for what a block does.
+        """
+        return await self._shared.delivery.drain_all()
+
     async def adead_letters(self) -> list[DeadLetter]:
         """Ranges of the user's sessions that a block could not absorb."""
         only = None if self.user_id is not None else self.session_id
@@ -149,6 +160,15 @@ class Keeping(Putting):
         only = None if self.user_id is not None else self.session_id
         return await self.storage.import_from(source, self.user_id or "", only, progress)
 
+    async def astop(self) -> None:
+        """Stop background work of this memory and all made from it by `for_session`, and begin no other.
+
+        Everything can still be read and put; what waits is absorbed by `aflush`, or by other processes.
+        """
+        await self._shared.delivery.aclose()
+        await self._shared.forgetter.aclose()
+        await self._shared.upkeep.aclose()
+
     async def aclose(self, *, flush: bool = False) -> None:
         """Stop background work; close the storage if this memory opened it. Nothing is lost: the next start goes on.
 
@@ -161,9 +181,7 @@ class Keeping(Putting):
             return
         if flush and not self.storage.closed:
             await self.aflush()
-        await self._shared.delivery.aclose()
-        await self._shared.forgetter.aclose()
-        await self._shared.upkeep.aclose()
+        await self.astop()
         if self._shared.owns_storage:
             await self.storage.aclose()
 

@@ -15,14 +15,17 @@ from llama_index_memory_tiers.events import (
     ForgetReceipt,
     MaintenanceReport,
 )
+from llama_index_memory_tiers.listing import data_frame
 from llama_index_memory_tiers.memory.keeping import Keeping
+from llama_index_memory_tiers.memory.looking import Looking
 from llama_index_memory_tiers.memory.recalling import Recalling
 from llama_index_memory_tiers.portal import portal
+from llama_index_memory_tiers.provenance import Provenance
 from llama_index_memory_tiers.records import Recollection, StoredMessage
 from llama_index_memory_tiers.storage.transfer import Target, TransferReport
 
 
-class Scripts(Recalling, Keeping):
+class Scripts(Recalling, Looking, Keeping):
     """The same without `await`, for scripts, threads and notebooks."""
 
     def get(
@@ -71,6 +74,18 @@ class Scripts(Recalling, Keeping):
     def recall(self, query: str, *args: Any, **kwargs: Any) -> list[Recollection]:
         """See `arecall`."""
         return portal.run(self.arecall(query, *args, **kwargs))
+
+    def why(self, id: str) -> Provenance:  # noqa: A002  # the field's word for it
+        """See `awhy`."""
+        return portal.run(self.awhy(id))
+
+    def to_dataframe(self) -> Any:
+        """All that is kept for the user, or without one for the session, as a pandas DataFrame; see `alist`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(portal.run(self.alist()))
 
     def flush(self) -> FlushReport:
         """See `aflush`."""

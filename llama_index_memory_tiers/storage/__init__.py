@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Callable
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Literal
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -27,7 +28,8 @@ from llama_index_memory_tiers.storage.packs import PackStore
 from llama_index_memory_tiers.storage.parts import Visits
 from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
-from llama_index_memory_tiers.storage.schema import build_tables, checked_name, migrate
+from llama_index_memory_tiers.storage.schema import build_tables, checked_name, made, migrate
+from llama_index_memory_tiers.storage.survey import Survey
 from llama_index_memory_tiers.storage.transfer import Progress, Target, TransferReport, reading, writing
 
 __all__ = [
@@ -124,6 +126,7 @@ class Storage:
         self.records = RecordStore(self._database, self._tables, IndexCache(index_bytes), packs, now=self.now)
         self.forgetting = ForgettingStore(self._database, self._tables, self.log, self.records, now=self.now)
         self._database.after_open = self.forgetting.resume
+        self.survey = Survey(self._database, self._tables)
         self._exporter = Exporter(self._database, self._tables)
         self._importer = Importer(self._database, self._tables)
 
@@ -142,6 +145,12 @@ class Storage:
         return shown_url(self._address.url)
 
     @property
+    def file(self) -> Path | None:
+        """The database's file, there or not; `None` for a server."""
+        url = self._address.url
+        return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+    @property
     def statements(self) -> int:
         """How many SQL statements were sent; for tests and benchmarks."""
         return self._database.statements
@@ -153,6 +162,18 @@ class Storage:
 
     async def _migrate(self) -> None:
         await migrate(self._database, self._tables, now=self.now)
+
+    async def amade(self) -> bool:
+        """Whether there are tables under `table_name` already; looks without making them, nor a file.
+
+        Raises:
+            ForeignTableError: A stock chat store's table stands under `table_name`.
+            SchemaVersionError: The tables belong to a newer version.
+            StorageUnavailableError: The database cannot be reached.
+        """
+        if self.file is not None and not self.file.exists():
+            return False
+        return await made(self._database, self._tables)
 
     async def aopen(self) -> Self:
         """Make the tables now instead of at the first use.

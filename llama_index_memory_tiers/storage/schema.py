@@ -258,6 +258,15 @@ async def migrate(database: Database, tables: Tables, *, now: Callable[[], int])
     failpoints.reach("migrate.done")
 
 
+async def made(database: Database, tables: Tables) -> bool:
+    """Whether the tables are there; makes none."""
+
+    async def work(connection: AsyncConnection) -> bool:
+        return await connection.run_sync(_look, tables) > 0
+
+    return await database.read(work, opening=True)
+
+
 def _look(connection: Any, tables: Tables) -> int:
     schema = tables.metadata.schema
     # SQLite does not tell upper from lower case, PostgreSQL does.
