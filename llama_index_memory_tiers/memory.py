@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole
 from llama_index.core.memory import Memory
 from llama_index.core.memory.memory import (
@@ -45,7 +46,7 @@ from llama_index_memory_tiers.forgetting import Forgetter
 from llama_index_memory_tiers.portal import portal
 from llama_index_memory_tiers.records import Cause, Recollection, Scope, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
-from llama_index_memory_tiers.storage import DeadLetter, Storage
+from llama_index_memory_tiers.storage import DeadLetter, ReindexProgress, ReindexReport, Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
 from llama_index_memory_tiers.storage.database import lacks_password
 from llama_index_memory_tiers.storage.selection import Derived, ForgetFilter, ForgetScope, Selection, checked_selection
@@ -895,6 +896,37 @@ class TieredMemory(Memory):
         only = None if self.user_id is not None else self.session_id
         return await self.storage.import_from(source, self.user_id or "", only, progress)
 
+    async def areindex(
+        self, *, again: bool = False, progress: ReindexProgress | None = None
+    ) -> tuple[ReindexReport, ...]:
+        """Embed everything that this user's blocks remember again, each with its own `embed_model`.
+
+        For a memory that was built with another embedding model than its records; see `Storage.reindex`. Vectors in
+        a `vector_store` of yours stay as they are.
+
+        Args:
+            again: Embed also what has a vector of the model already.
+            progress: Gets the records done and the records in all, for one model after the other.
+
+        Returns:
+            One report per model; none when no block has one.
+        """
+        models: dict[str, tuple[BaseEmbedding, set[str]]] = {}
+        for block in self.memory_blocks:
+            model = getattr(block, "embed_model", None)
+            elsewhere = getattr(block, "vector_store", None) is not None
+            if isinstance(block, TieredMemoryBlock) and isinstance(model, BaseEmbedding) and not elsewhere:
+                models.setdefault(model.model_name, (model, set()))[1].add(block.key)
+        only = None if self.user_id is not None else self.session_id
+        return tuple(
+            [
+                await self.storage.reindex(
+                    model, user_id=self.user_id, session_id=only, blocks=keys, again=again, progress=progress
+                )
+                for model, keys in models.values()
+            ]
+        )
+
     async def aclose(self, *, flush: bool = False) -> None:
         """Stop background work; close the storage if this memory opened it. Nothing is lost: the next start goes on.
 
@@ -982,6 +1014,10 @@ class TieredMemory(Memory):
     def import_from(self, source: Target, **how: Any) -> TransferReport:
         """See `aimport`."""
         return portal.run(self.aimport(source, **how))
+
+    def reindex(self, **how: Any) -> tuple[ReindexReport, ...]:
+        """See `areindex`."""
+        return portal.run(self.areindex(**how))
 
     def close(self, *, flush: bool = False) -> None:
         """See `aclose`."""

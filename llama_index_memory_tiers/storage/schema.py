@@ -30,6 +30,8 @@ from llama_index_memory_tiers.storage.database import Database
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}\Z")
 # PostgreSQL: one number per purpose; a transaction-level lock, as pgbouncer forbids session locks.
 _MIGRATION_LOCK = 7_300_194_422
+UNFINISHED = "~unfinished/"
+"""Before the name of a model: embeddings of a `reindex` that is not through yet; no search reads them."""
 _STOCK_COLUMNS = {"id", "key", "timestamp", "role", "status", "data"}
 
 
@@ -74,6 +76,7 @@ class Tables:
     packs: Table
     forgetting: Table
     forgotten: Table
+    marks: Table
 
 
 def build_tables(prefix: str, schema: str | None = None) -> Tables:
@@ -144,6 +147,10 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
             "forgotten", identity("id"), Column("job", BigInteger), Column("user_id", Text), Column("block", Text),
             Column("what", Text),
         ),
+        marks=table(
+            "index_marks", key("owner"), key("model"), Column("space", Text), Column("epoch", BigInteger),
+            Column("rev", BigInteger), Column("busy", Text),
+        ),
     )  # fmt: skip
 
 
@@ -210,6 +217,10 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
            what TEXT NOT NULL)""",
         # Without it each forgotten session reads all dead letters.
         "CREATE INDEX {i[dead_sid]} ON {t[dead]} (sid)",
+    ),
+    (
+        """CREATE TABLE {t[index_marks]} (owner TEXT NOT NULL, model TEXT NOT NULL, space TEXT NOT NULL,
+           epoch BIGINT NOT NULL, rev BIGINT NOT NULL, busy TEXT, PRIMARY KEY (owner, model))""",
     ),
 )
 VERSION = len(_MIGRATIONS)
