@@ -125,6 +125,7 @@ class Storage:
                     allowed=f"{name} is a function without arguments.",
                     remedy="Pass such a function, or leave it out.",
                 )
+        index = None if vectors is None else _index_of(vectors)
         self.table_name = checked_name("table_name", table_name)
         schema = None if db_schema is None else checked_name("db_schema", db_schema)
         self._address = _address_of(engine) if engine is not None else resolve_address(address)
@@ -141,15 +142,13 @@ class Storage:
         self.forgetting = ForgettingStore(self._database, self._tables, self.log, self.records, now=self.now)
         self._database.after_open = self.forgetting.resume
         self._reindexer = Reindexer(self._database, self._tables, self.records, now=self.now)
-        self._keeper = self._keep_in_step(vectors)
+        self._keeper = None if index is None else self._keep_in_step(index)
         self._exporter = Exporter(self._database, self._tables)
         self._importer = Importer(self._database, self._tables)
 
-    def _keep_in_step(self, vectors: Any) -> IndexKeeper | None:
-        if vectors is None:
-            return None
-        marks = MarkStore(self._database, self._tables, now=self.now)
-        keeper = IndexKeeper(_index_of(vectors), marks, prefix=self.table_name)
+    def _keep_in_step(self, index: VectorIndex) -> IndexKeeper:
+        marks = MarkStore(self._database, self._tables)
+        keeper = IndexKeeper(index, marks, prefix=self.table_name)
         self.records.outside = OutsideSearch(keeper)
         self.forgetting.index = keeper
         return keeper

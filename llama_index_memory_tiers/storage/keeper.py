@@ -38,7 +38,7 @@ class IndexKeeper:
         self.marks = marks
         self._prefix = prefix
         self._tasks: set[asyncio.Task[None]] = set()
-        self._at_it: set[str] = set()
+        self._wanted: dict[str, set[str | None]] = {}  # while somebody is at it
         self._not_before = 0.0
         self.error: str | None = None
 
@@ -73,22 +73,26 @@ class IndexKeeper:
 
     def soon(self, owner: str, model: str | None = None) -> None:
         """Tell it in the background what is new about an owner."""
-        if self.resting or owner in self._at_it:
-            return  # whoever is at it looks again at the next change or question
-        task = asyncio.get_running_loop().create_task(self._later(owner, model))
+        if self.resting:
+            return  # the next change or question tries again
+        if owner in self._wanted:
+            self._wanted[owner].add(model)
+            return
+        self._wanted[owner] = {model}
+        task = asyncio.get_running_loop().create_task(self._later(owner))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _later(self, owner: str, model: str | None) -> None:
-        self._at_it.add(owner)
+    async def _later(self, owner: str) -> None:
         try:
-            models = set(await self.marks.models_of(owner)) | ({model} if model is not None else set())
-            for one in sorted(models):
-                await self.drain(owner, one)
+            while asked := self._wanted[owner]:
+                self._wanted[owner] = set()
+                for model in sorted({*await self.marks.models_of(owner), *(one for one in asked if one is not None)}):
+                    await self.drain(owner, model)
         except Exception as error:  # noqa: BLE001  # whatever client or database raise: the next change tries again
             self.failed(error)
         finally:
-            self._at_it.discard(owner)
+            del self._wanted[owner]
 
     async def settle(self) -> None:
         """Wait for what is being told on this loop."""
@@ -123,7 +127,10 @@ class IndexKeeper:
         standing = await self.marks.standing(owner, model)
         if standing is None or not standing.behind:
             return 0
-        space = Space.of(self._prefix, model, await self.marks.dimensions(owner, model))
+        dimensions = await self.marks.dimensions(owner, model)
+        space = Space.of(self._prefix, model, dimensions)
+        if standing.space and not dimensions:
+            space = Space.named(standing.space)  # without any vector left there is nothing to move for
         await self.index.prepare(space)
         busy, moved = uuid.uuid4().hex, standing.space not in {"", space.name}
         await self.marks.begin(owner, model, space.name, busy)
@@ -133,7 +140,10 @@ class IndexKeeper:
         if standing.epoch != standing.seen_epoch or standing.busy is not None:
             dropped += len(await self._strangers(owner, space, delete=True))
         if moved:
-            await self._empty(owner, Space.named(standing.space))
+            before = Space.named(standing.space)
+            held = await self._held(owner, before)
+            await self.index.drop(before, held)
+            dropped += len(held)
         await self.marks.finish(owner, model, standing, busy)
         self.worked()
         return dropped
@@ -178,9 +188,6 @@ class IndexKeeper:
             held += page
             if after is None:
                 return held
-
-    async def _empty(self, owner: str, space: Space) -> None:
-        await self.index.drop(space, await self._held(owner, space))
 
     # -- forgetting ------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,13 +73,11 @@ class MarkStore:
     Args:
         database: Where.
         tables: The tables.
-        now: Clock in microseconds since 1970.
     """
 
-    def __init__(self, database: Database, tables: Tables, *, now: Callable[[], int]) -> None:
+    def __init__(self, database: Database, tables: Tables) -> None:
         self._database = database
         self._t = tables
-        self._now = now
         r, e, t = tables.records, tables.embeddings, tables.terms
         self._rows = (
             # In the order that `index_columns` wants; the first two stand for the owner's.

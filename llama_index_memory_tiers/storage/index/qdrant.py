@@ -75,7 +75,9 @@ class QdrantIndex:
     async def drop(self, space: Space, ids: Sequence[str]) -> None:
         """See `VectorIndex.drop`."""
         if ids and await self._client.collection_exists(space.name):
-            await self._client.delete(space.name, models.PointIdsList(points=list(ids)), wait=True)
+            # Numbers are not ours, and go as well.
+            named: list[Any] = [int(name) if name.isdecimal() else name for name in ids]
+            await self._client.delete(space.name, models.PointIdsList(points=named), wait=True)
 
     async def held(self, space: Space, owner: str, after: str | None) -> tuple[list[str], str | None]:
         """See `VectorIndex.held`."""
