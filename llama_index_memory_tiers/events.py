@@ -63,6 +63,23 @@ class BlockFailed(MemoryEvent):
     parked: bool = False
 
 
+class EmbeddingMismatch(BlockFailed):
+    """Stored embeddings are those of another model: words alone find what has not been embedded again."""
+
+    stored_dimensions: int
+    asked_dimensions: int
+    stored_model: str = ""
+    asked_model: str = ""
+    remedy: str = ""
+
+
+class IndexDegraded(MemoryEvent):
+    """An external index did not answer or is behind; the database answered in its place."""
+
+    error: str
+    pending: int | None = None
+
+
 class ContextBuilt(MemoryEvent):
     """A context was handed out."""
 

@@ -17,7 +17,7 @@ from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.events import ForgetEntry, ForgetReceipt
 from llama_index_memory_tiers.records import Forgotten, Scope
 from llama_index_memory_tiers.storage import Storage
-from llama_index_memory_tiers.storage.forgetting import STORES, Outcome
+from llama_index_memory_tiers.storage.forgetting import POINTS, STORES, Outcome
 from llama_index_memory_tiers.storage.selection import Selection
 
 _logger = logging.getLogger(__name__)
@@ -137,7 +137,8 @@ class Forgetter:
 
 
 def _entries(outcome: Outcome) -> list[ForgetEntry]:
-    return [ForgetEntry(store, outcome.removed.get(store, 0), _left(outcome, store)) for store in STORES]
+    stores = (*STORES, POINTS) if POINTS in outcome.removed else STORES
+    return [ForgetEntry(store, outcome.removed.get(store, 0), _left(outcome, store)) for store in stores]
 
 
 def _left(outcome: Outcome, store: str) -> int | None:

@@ -22,18 +22,14 @@ from llama_index.core.memory.memory_blocks.vector import (
 )
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.settings import Settings
-from llama_index.core.vector_stores.types import (
-    BasePydanticVectorStore,
-    MetadataFilter,
-    MetadataFilters,
-    VectorStoreQuery,
-)
+from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
+from llama_index_memory_tiers.blocks.vector.own_store import fused, search_store, store_node
 from llama_index_memory_tiers.blocks.vector.recollections import (
     KINDS,
     MESSAGE,
@@ -76,7 +72,6 @@ _THREAD_CHARACTERS = 100_000
 _SURPLUS = 1.3
 _FEWEST_HITS = 50
 _TOKENS_A_MESSAGE = 10  # few are shorter, so that the candidates fill any allowance
-_STORE_HITS = 100
 _DAY_SECONDS = 86_400
 _MESSAGES_FOR_REWRITING = 6
 
@@ -94,7 +89,9 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     context is filled by the message.
 
     Args:
-        vector_store: A LlamaIndex vector store of your own for the dense leg; texts still come from our storage.
+        vector_store: A LlamaIndex vector store of your own for the dense leg, which must filter by metadata. Texts,
+            words for BM25 and all that decides what is recalled stay in our storage; the store gets ids, vectors and
+            whose they are. While it fails, words find messages.
         embed_model: Default: `Settings.embed_model` if you have set it; `None` is BM25 alone.
         similarity_top_k: At most so many messages; default `None`: as many as the token budget holds.
         retrieval_context_window: How many of the newest messages make the query; default 1, the request itself.
@@ -194,7 +191,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         if self.vector_store is not None:
             # Ids name the message, so that a repeated delivery overwrites; SQL decides what is recalled.
             pairs = zip(records, vectors, strict=True)
-            nodes = [self._node(record.id, batch.owner, vector) for record, vector in pairs if vector is not None]
+            nodes = [store_node(one.id, batch.owner, self.key, vector) for one, vector in pairs if vector is not None]
             if nodes:
                 await self.vector_store.async_add(nodes)
         return records
@@ -237,12 +234,6 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         if self.embed_model is None or self.vector_store is not None:
             return ""
         return self.embed_model.model_name
-
-    def _node(self, record_id: str, owner: str, vector: Sequence[float]) -> TextNode:
-        # The text stays in our storage; a store that wants one gets the id.
-        node = TextNode(id_=record_id, text=record_id, metadata={"owner": owner, "block": self.key})
-        node.embedding = list(vector)
-        return node
 
     def _record_id(self, sid: int, seq: int, uid: str) -> str:
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.key}/{sid}/{seq}/{uid}"))
@@ -308,19 +299,19 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         self, text: str, reader: OwnerReader, scope: Scope, now: datetime, visible: frozenset[Place], *, limit: int
     ) -> list[Hit]:
         vector = await self._query_vector(text, scope)
-        if self.vector_store is not None and vector is not None:
-            hits = await self._from_store(text, vector, visible, reader)
-        else:
-            asked = IndexQuery(
-                text=text,
-                now=now,
-                vector=vector,
-                kinds=KINDS,
-                blocks=frozenset({self.key}),
-                exclude=visible,
-                limit=limit,
-            )
-            hits = await search(reader, asked, self._model, self._unusable(scope))
+        store = self.vector_store is not None and vector is not None
+        asked = IndexQuery(
+            text=text,
+            now=now,
+            vector=None if store else vector,
+            kinds=KINDS,
+            blocks=frozenset({self.key}),
+            exclude=visible,
+            limit=limit,
+        )
+        hits = await search(reader, asked, self._model, self._unusable(scope))
+        if store and vector is not None:
+            hits = fused(await self._near(text, vector, visible, reader, scope), hits, limit)
         return [*sorted(self._decayed(hits, now), key=lambda hit: -hit.score)] if self.decay_rate else hits
 
     def _decayed(self, hits: Sequence[Hit], now: datetime) -> Iterable[Hit]:
@@ -349,9 +340,11 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             expires_at=None if part is None else part.expires_at(now),
             terms=message_terms(text, speaker="", when=now),
             tokens=desk.counter.text(note_line(text) + "\n"),
-            vector=vector,
+            vector=vector if self.vector_store is None else None,
             model=self._model,
         )
+        if self.vector_store is not None and vector is not None:
+            await self.vector_store.async_add([store_node(record.id, await desk.owner(), self.key, vector)])
         await desk.change(lambda _: Changes(add=(record,)))
         return record.id
 
@@ -389,30 +382,25 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return None
         return usable([vector], self._unusable(scope))[0]
 
-    async def _from_store(
-        self, text: str, vector: Sequence[float], visible: frozenset[Place], reader: OwnerReader
+    async def _near(
+        self, text: str, vector: Sequence[float], visible: frozenset[Place], reader: OwnerReader, scope: Scope
     ) -> list[Hit]:
+        """What the vector store finds; when it fails, words still find messages."""
         assert self.vector_store is not None  # noqa: S101  # asked by the caller
-        mine: list[Any] = [
-            MetadataFilter(key="owner", value=reader.owner),
-            MetadataFilter(key="block", value=self.key),
-        ]
-        settings: dict[str, Any] = {**self.query_kwargs}
-        given = settings.pop("filters", None)
-        found = await self.vector_store.aquery(
-            VectorStoreQuery(
-                query_str=text,
-                query_embedding=list(vector),
-                similarity_top_k=self.similarity_top_k or _STORE_HITS,
-                filters=MetadataFilters(filters=[*mine, given] if given is not None else mine),
-                **settings,
+        try:
+            scores = await search_store(
+                self.vector_store,
+                text,
+                vector,
+                owner=reader.owner,
+                block=self.key,
+                top_k=self.similarity_top_k,
+                settings=self.query_kwargs,
             )
-        )
-        ids = found.ids or [node.node_id for node in found.nodes or []]
-        # A store without scores keeps its order.
-        scores = found.similarities or [1.0 / (rank + 1) for rank in range(len(ids))]
-        hits = await reader.hits_of(dict(zip(ids, scores, strict=False)))
-        return [hit for hit in hits if hit.place not in visible]
+        except Exception as error:  # noqa: BLE001  # stores raise what they like
+            emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
+            return []
+        return [hit for hit in await reader.hits_of(scores) if hit.place is None or hit.place not in visible]
 
     def _enough(self, hits: Sequence[Hit], allowance: int) -> list[Hit]:
         chosen: list[Hit] = []
