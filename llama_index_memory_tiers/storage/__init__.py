@@ -299,6 +299,13 @@ class Storage:
         """
         return IndexState() if self._keeper is None else await self._keeper.sync(progress, again=again)
 
+    async def leave_index(self) -> None:
+        """Note that no index outside the database holds anything any more, when you have deleted its collections.
+
+        Until then, receipts of `aforget` from a storage without `vectors=` say that points may be left.
+        """
+        await MarkStore(self._database, self._tables).clear()
+
     async def aclose(self) -> None:
         """Wait for running transactions and close what this object opened. Calling it twice is harmless."""
         await self.records.settle()

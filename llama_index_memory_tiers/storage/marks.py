@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, literal, or_, select, text, update
+from sqlalchemy import and_, bindparam, delete, func, literal, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.storage.database import Database
@@ -149,6 +149,14 @@ class MarkStore:
         e = self._t.embeddings
         query = select(e.c.model).distinct().where(~e.c.model.startswith(UNFINISHED, autoescape=True))
         return [row.model for row in await self._read(query, {})]
+
+    async def clear(self) -> None:
+        """Take no index for told of anything, now or ever."""
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(delete(self._t.marks))
+
+        await self._database.write(work)
 
     async def reset(self) -> None:
         """Take nothing for told any more."""

@@ -589,6 +589,8 @@ async def test_a_process_without_the_index_says_that_points_may_be_left(
     assert (await memory.aforget(scope="user")).pending == ("index points",)
     await storage.sync_index()
     assert await points(storage, client) == []
+    await without.leave_index()
+    assert (await memory.aforget(scope="user")).complete
 
 
 async def test_what_is_forgotten_on_its_way_does_not_stay(client: AsyncQdrantClient) -> None:
