@@ -107,6 +107,23 @@ class BlockFailed(MemoryEvent):
     parked: bool = False
 
 
+class EmbeddingMismatch(BlockFailed):
+    """Stored embeddings are those of another model: words alone find what has not been embedded again."""
+
+    stored_dimensions: int
+    asked_dimensions: int
+    stored_model: str = ""
+    asked_model: str = ""
+    remedy: str = ""
+
+
+class IndexDegraded(MemoryEvent):
+    """An external index did not answer or is behind; the database answered in its place."""
+
+    error: str
+    pending: int | None = None
+
+
 class ContextBuilt(MemoryEvent):
     """A context was handed out."""
 
@@ -249,7 +266,7 @@ class ForgetEntry:
     """What one store had of what was to be forgotten, and what a second reading of it found.
 
     Args:
-        store: `messages`, `records`, `sources`, `embeddings`, `terms`, `dead letters`, `cursors moved back`,
+        store: `messages`, `records`, `sources`, `embeddings`, `terms`, `packs`, `dead letters`, `cursors moved back`,
             `caches`, `write-ahead log`, or the name of a block that holds data elsewhere.
         removed: Rows that are gone.
         left: Rows that are there all the same; `None` when the store could not be read again.

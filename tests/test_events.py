@@ -33,7 +33,7 @@ from llama_index_memory_tiers import (
     VectorMemoryBlock,
 )
 from llama_index_memory_tiers import events as ours
-from llama_index_memory_tiers.calling import ask
+from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.instruments import acting, include_texts, listening, span, watching
 from llama_index_memory_tiers.testing import ScriptedLLM
 

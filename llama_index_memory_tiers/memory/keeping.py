@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from typing_extensions import Self
 
+from llama_index_memory_tiers.blocks import TieredMemoryBlock
 from llama_index_memory_tiers.events import (
     FlushReport,
     ForgetReceipt,
@@ -16,7 +18,7 @@ from llama_index_memory_tiers.events import (
 )
 from llama_index_memory_tiers.instruments import span
 from llama_index_memory_tiers.memory.putting import Putting
-from llama_index_memory_tiers.storage import DeadLetter
+from llama_index_memory_tiers.storage import DeadLetter, ReindexProgress, ReindexReport
 from llama_index_memory_tiers.storage.selection import Derived, ForgetFilter, ForgetScope, Selection, checked_selection
 from llama_index_memory_tiers.storage.transfer import Progress, Target, TransferReport
 
@@ -98,7 +100,9 @@ class Keeping(Putting):
             derived=derived,
         )
         shared = self._shared
-        receipt, moved_back = await shared.forgetter.forget(replace(selection, external=shared.forgetter.external))
+        receipt, moved_back = await shared.forgetter.forget(
+            replace(selection, external=shared.forgetter.external), self.scope
+        )
         window = await self._window.forget(selection)
         for key in [key for key in shared.raw if key[0] == selection.user_id]:
             if selection.session_id in {None, key[1]}:
@@ -184,6 +188,37 @@ class Keeping(Putting):
         await self._shared.delivery.aclose()
         await self._shared.forgetter.aclose()
         await self._shared.upkeep.aclose()
+
+    async def areindex(
+        self, *, again: bool = False, progress: ReindexProgress | None = None
+    ) -> tuple[ReindexReport, ...]:
+        """Embed everything that this user's blocks remember again, each with its own `embed_model`.
+
+        For a memory that was built with another embedding model than its records; see `Storage.reindex`. Vectors in
+        a `vector_store` of yours stay as they are.
+
+        Args:
+            again: Embed also what has a vector of the model already.
+            progress: Gets the records done and the records in all, for one model after the other.
+
+        Returns:
+            One report per model; none when no block has one.
+        """
+        models: dict[str, tuple[BaseEmbedding, set[str]]] = {}
+        for block in self.memory_blocks:
+            model = getattr(block, "embed_model", None)
+            elsewhere = getattr(block, "vector_store", None) is not None
+            if isinstance(block, TieredMemoryBlock) and isinstance(model, BaseEmbedding) and not elsewhere:
+                models.setdefault(model.model_name, (model, set()))[1].add(block.key)
+        only = None if self.user_id is not None else self.session_id
+        return tuple(
+            [
+                await self.storage.reindex(
+                    model, user_id=self.user_id, session_id=only, blocks=keys, again=again, progress=progress
+                )
+                for model, keys in models.values()
+            ]
+        )
 
     async def aclose(self, *, flush: bool = False) -> None:
         """Stop background work; close the storage if this memory opened it. Nothing is lost: the next start goes on.

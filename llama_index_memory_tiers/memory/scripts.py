@@ -22,6 +22,7 @@ from llama_index_memory_tiers.memory.recalling import Recalling
 from llama_index_memory_tiers.portal import portal
 from llama_index_memory_tiers.provenance import Provenance
 from llama_index_memory_tiers.records import Recollection, StoredMessage
+from llama_index_memory_tiers.storage import ReindexReport
 from llama_index_memory_tiers.storage.transfer import Target, TransferReport
 
 
@@ -114,6 +115,10 @@ class Scripts(Recalling, Looking, Keeping):
     def get_response(self, user_message: str, assistant_message_context: str = "", *, llm: LLM | None = None) -> str:
         """See `aget_response`."""
         return portal.run(self.aget_response(user_message, assistant_message_context, llm=llm))
+
+    def reindex(self, **how: Any) -> tuple[ReindexReport, ...]:
+        """See `areindex`."""
+        return portal.run(self.areindex(**how))
 
     def close(self, *, flush: bool = False) -> None:
         """See `aclose`."""

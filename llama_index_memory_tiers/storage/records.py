@@ -8,13 +8,15 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.copies import many_objects
+from llama_index_memory_tiers.errors import EmbeddingMismatchError
+from llama_index_memory_tiers.events import EmbeddingMismatch, emit
 from llama_index_memory_tiers.records import (
     Changes,
     NewRecord,
@@ -40,7 +42,7 @@ from llama_index_memory_tiers.storage.packs import Pack, PackStore
 from llama_index_memory_tiers.storage.parts import PartReader, Visits
 from llama_index_memory_tiers.storage.record_rows import readable
 from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows
-from llama_index_memory_tiers.storage.schema import Tables, owner_touch
+from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables, owner_touch
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +58,18 @@ _MADE = 16
 
 Fence = Callable[[AsyncConnection], Awaitable[bool]]
 Merge = Callable[[Sequence[Record]], Changes]
+
+
+class Outside(Protocol):
+    """An index outside the database; see `OutsideSearch`."""
+
+    async def search(self, owner: str, model: str, query: IndexQuery) -> list[Hit] | None:
+        """Candidates, or `None` when the owner index is to answer."""
+        ...
+
+    def soon(self, owner: str) -> None:
+        """Something about this owner has changed."""
+        ...
 
 
 class _RolledBackError(Exception):
@@ -86,6 +100,14 @@ class RecalledMessage:
     data: Mapping[str, Any] = field(default_factory=nothing)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """An embedding model as its vectors show it: name and dimensions."""
+
+    model: str
+    dimensions: int
+
+
 class RecordStore:
     """Statements over owners, records and their projections.
 
@@ -104,6 +126,7 @@ class RecordStore:
         self._packs = packs
         self._packing: set[asyncio.Task[None]] = set()
         self._cache = cache
+        self.outside: Outside | None = None
         self._now = now
         self._t = tables
         self._r = tables.records
@@ -217,7 +240,12 @@ class RecordStore:
         except _RolledBackError:
             return None
         failpoints.reach("merge.committed")
+        self._tell(owner)
         return changes
+
+    def _tell(self, owner: str) -> None:
+        if self.outside is not None:
+            self.outside.soon(owner)
 
     async def change(self, owner: str, block: str, *, reads: Reads, merge: Merge) -> Changes:
         """Change an owner's records by hand: what no message of the log made.
@@ -238,7 +266,9 @@ class RecordStore:
             await self._write(connection, owner, block, rev, changes)
             return changes
 
-        return await self._database.write(work)
+        written = await self._database.write(work)
+        self._tell(owner)
+        return written
 
     async def _read_for_merge(self, connection: AsyncConnection, owner: str, block: str, reads: Reads) -> list[Record]:
         r = self._r
@@ -395,13 +425,88 @@ class RecordStore:
 
         Returns:
             Ids and scores; texts come from `records_of` and `messages_of`.
+
+        Raises:
+            EmbeddingMismatchError: The records were embedded with another model.
         """
         return (await self.search_all(owner, model, [query]))[0]
 
     async def search_all(self, owner: str, model: str, queries: Iterable[IndexQuery]) -> list[list[Hit]]:
         """Several searches of one state of the records, which is looked up once; see `search`."""
-        index = await self._up_to_date(owner, model)
-        return [index.search(query) for query in queries]
+        found: list[list[Hit]] = []
+        index: OwnerIndex | None = None
+        for query in queries:
+            hits = None if self.outside is None else await self.outside.search(owner, model, query)
+            if hits is None:
+                index = await self._up_to_date(owner, model) if index is None else index
+                if query.vector is not None and index.embedded < len(index) and not index.compared:
+                    await self._compare(index, owner, model, query)
+                hits = index.search(query)
+            found.append(hits)
+        return found
+
+    async def _compare(self, index: OwnerIndex, owner: str, model: str, query: IndexQuery) -> None:
+        """Find out at the first question whether records were embedded with another model.
+
+        Raises:
+            EmbeddingMismatchError: All that were embedded.
+        """
+        other = await self.stored_with(owner, blocks=query.blocks, but=model)
+        if other is not None:
+            size = len(query.vector or ())
+            mismatch = EmbeddingMismatchError(
+                stored_dimensions=other.dimensions,
+                asked_dimensions=size,
+                stored_model=other.model,
+                asked_model=model,
+            )
+            _logger.warning("embeddings of another model", extra={"stored": other.model, "asked": model})
+            if not index.embedded:
+                raise mismatch
+            emit(
+                EmbeddingMismatch(
+                    block=next(iter(query.blocks or ()), ""),
+                    error=type(mismatch).__name__,
+                    stored_dimensions=other.dimensions,
+                    asked_dimensions=size,
+                    stored_model=other.model,
+                    asked_model=model,
+                    remedy=mismatch.remedy,
+                )
+            )
+        index.compared = True
+
+    async def stored_with(
+        self, owner: str, *, blocks: frozenset[str] | None = None, but: str | None = None
+    ) -> StoredModel | None:
+        """The embedding model of an owner's newest embedded record.
+
+        Args:
+            owner: Whose.
+            blocks: Of these blocks' records, `None` for all.
+            but: Look for any other model than this one.
+
+        Returns:
+            Name and size, or `None`.
+        """
+        r, e = self._r, self._t.embeddings
+        query = (
+            select(e.c.model, func.length(e.c.vec).label("bytes"))
+            .join_from(e, r, r.c.id == e.c.record_id)
+            .where(r.c.owner == owner, ~e.c.model.startswith(UNFINISHED, autoescape=True))
+            .order_by(r.c.rev.desc())
+            .limit(1)
+        )
+        if blocks is not None:
+            query = query.where(r.c.block.in_(sorted(blocks)))
+        if but is not None:
+            query = query.where(e.c.model != but)
+
+        async def work(connection: AsyncConnection) -> StoredModel | None:
+            row = (await connection.execute(query)).first()
+            return None if row is None else StoredModel(row.model, row.bytes // 2)
+
+        return await self._database.read(work)
 
     async def _up_to_date(self, owner: str, model: str) -> OwnerIndex:
         key = (owner, model)
@@ -689,10 +794,10 @@ def _contents(record: NewRecord) -> dict[str, Any]:
 
 def _take_in(index: OwnerIndex, rows: Sequence[Any]) -> None:
     with many_objects():
-        index.take(_index_columns(rows))
+        index.take(index_columns(rows))
 
 
-def _index_columns(rows: Sequence[Any]) -> IndexColumns:
+def index_columns(rows: Sequence[Any]) -> IndexColumns:
     """Rows of the catch-up statement, in the order of its columns, as the index wants them."""
     (
         _, _, ids, revs, kinds, blocks, superseded, archived, said, created, expires, sids, seqs, speakers, tokens,

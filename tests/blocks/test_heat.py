@@ -405,6 +405,7 @@ async def test_explaining_a_context_is_no_visit(storage: Storage) -> None:
 async def test_one_too_many_puts_the_coldest_aside_and_loses_nothing(
     storage: Storage, clock: Clock, heard: Heard
 ) -> None:
+    """Case 40: capacity N plus 1 loses nothing."""
     chat = memory(storage, block(mid_term_capacity=2, grace_hours=1))
     await talk(chat, *CAT[:2])
     await chat.aflush()
@@ -573,6 +574,7 @@ async def test_an_analysis_that_fails_changes_nothing_and_is_done_later(
 
 
 async def test_a_failing_segment_does_not_stop_the_others(storage: Storage) -> None:
+    """Case 40: one hot segment does not block others."""
     llm = Analyst(
         profile=lambda p: RuntimeError("no") if "Tom" in p.split("<conversation>")[1] else answer(profile=["x y"])
     )
@@ -640,6 +642,7 @@ async def test_pages_wait_while_the_model_cannot_be_reached(storage: Storage) ->
 
 
 async def test_a_new_profile_that_lost_most_of_the_old_one_is_refused(storage: Storage) -> None:
+    """Case 40: a failed answer changes nothing."""
     llm = Analyst(profile=answer(profile=["A long sentence about the user." * 3] * 4))
     kept = block(llm)
     chat = memory(storage, kept)
@@ -671,6 +674,7 @@ async def test_model_calls_over_a_hundred_turns_are_one_a_batch_and_two_a_promot
 
 
 async def test_batches_wait_when_the_cap_of_calls_is_reached(storage: Storage, clock: Clock) -> None:
+    """Case 38: calls are metered and capped."""
     llm = Analyst()
     chat = memory(storage, block(llm, max_calls_a_day=4))
     for pair in (*CAT, *TRAIN):
