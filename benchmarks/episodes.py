@@ -14,7 +14,7 @@ from llama_index.core.embeddings import MockEmbedding
 
 from benchmarks.timing import table
 from llama_index_memory_tiers import EpisodeStep, EpisodicMemoryBlock, Storage, TieredMemory, ToolUse
-from llama_index_memory_tiers.blocks.episodes import Episode, to_record
+from llama_index_memory_tiers.blocks.episodic.episodes import Episode, to_record
 from llama_index_memory_tiers.records import Changes
 
 DIMENSIONS = 256

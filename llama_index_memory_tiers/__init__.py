@@ -31,6 +31,7 @@ from llama_index_memory_tiers.errors import (
 from llama_index_memory_tiers.evaluation import RecallOutcome, RecallReport, evaluate_recall
 from llama_index_memory_tiers.events import ContextReport, FlushReport, ForgetReceipt, MaintenanceReport, TiersReport
 from llama_index_memory_tiers.memory import TieredMemory
+from llama_index_memory_tiers.memoryos import Takeover, import_memoryos
 from llama_index_memory_tiers.partitions import Partition, WritePolicy
 from llama_index_memory_tiers.records import Recollection, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor
@@ -82,6 +83,7 @@ __all__ = [
     "StorageError",
     "StoredMessage",
     "SummaryMemoryBlock",
+    "Takeover",
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",
@@ -94,5 +96,6 @@ __all__ = [
     "WritePolicy",
     "attributed",
     "evaluate_recall",
+    "import_memoryos",
     "read_chat_file",
 ]

@@ -304,6 +304,20 @@ class Delivery:
                 total[block.block] = _sum(total[block.block], block)
         return FlushReport(tuple(total.values()))
 
+    async def drain_all(self) -> FlushReport:
+        """Absorb what is due in everybody's sessions, for a process that does nothing else.
+
+        Returns:
+            What was absorbed and what still waits; a block that failed rests, as in the background.
+        """
+        total = {consumer.key: BlockProgress(consumer.key) for consumer in self._consumers}
+        for session in await self._storage.survey.due(self.keys) if self._consumers else ():
+            silent_seconds = max(0.0, (self._storage.now() - session.last_put_at) / 1e6)
+            resting = self._resting((session.user_id, session.session_id))
+            for block in await self._deliver(session, Due(silent_seconds=silent_seconds), resting):
+                total[block.block] = _sum(total[block.block], block)
+        return FlushReport(tuple(total.values()))
+
     async def replay(self, letters: Iterable[DeadLetter], user_id: str) -> FlushReport:
         """Try dead letters again.
 

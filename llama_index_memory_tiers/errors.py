@@ -7,6 +7,7 @@ MemoryTiersError
 ├── InvalidMessageError (ValueError)     a message that cannot be stored or counted
 ├── BudgetError (ValueError)             what must be shown does not fit the token limit
 ├── EmbeddingError                       an embedding has the wrong size or is no vector
+│   └── EmbeddingMismatchError           the stored embeddings are those of another model
 ├── ExtractionError                      a model's answer could not be read
 ├── ModelCallsUnavailableError           the cap of model calls is reached for today
 └── StorageError
@@ -56,6 +57,37 @@ class BudgetError(MemoryTiersError, ValueError):
 
 class EmbeddingError(MemoryTiersError):
     """An embedding has the wrong size or is no vector."""
+
+
+class EmbeddingMismatchError(EmbeddingError):
+    """A question was embedded with another model than the records were.
+
+    Args:
+        stored_dimensions: Size of the stored embeddings.
+        asked_dimensions: Size of the question's.
+        stored_model: Name of the model of the stored embeddings, where it is known.
+        asked_model: Name of the question's model, where it is known.
+    """
+
+    def __init__(
+        self, *, stored_dimensions: int, asked_dimensions: int, stored_model: str = "", asked_model: str = ""
+    ) -> None:
+        asked, stored = _named(asked_model), _named(stored_model)
+        super().__init__(
+            f"A question's embedding{asked} has {asked_dimensions} dimensions, "
+            f"the stored ones{stored} have {stored_dimensions}.",
+            allowed="Question and records need the same embedding model; until then words alone find the records.",
+            remedy="Embed the records again with `await memory.areindex()` or `await storage.reindex(embed_model)`, "
+            "or use the model that they were stored with.",
+        )
+        self.stored_dimensions = stored_dimensions
+        self.asked_dimensions = asked_dimensions
+        self.stored_model = stored_model
+        self.asked_model = asked_model
+
+
+def _named(model: str) -> str:
+    return f" (model {model!r})" if model else ""
 
 
 class ExtractionError(MemoryTiersError):

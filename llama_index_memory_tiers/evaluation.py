@@ -20,8 +20,8 @@ from llama_index.core.utils import get_tokenizer
 from llama_index_memory_tiers.blocks import VectorMemoryBlock
 from llama_index_memory_tiers.budget import TokenCounter, Tokenizer
 from llama_index_memory_tiers.chats import ROLES, ChatTurn, RecallQuestion
+from llama_index_memory_tiers.display import Grid, Shown
 from llama_index_memory_tiers.errors import ConfigurationError, MemoryTiersError
-from llama_index_memory_tiers.events import table
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.text import escape
@@ -126,7 +126,7 @@ class RecallOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class RecallReport:
+class RecallReport(Shown):
     """How much of the evidence stood in the contexts; printed, it is a table.
 
     Args:
@@ -157,13 +157,8 @@ class RecallReport:
         """Plain data: `rows`, and `outcomes` with each question."""
         return {"rows": self.rows, "outcomes": [asdict(outcome) for outcome in self.outcomes]}
 
-    def __str__(self) -> str:
-        return table(_COLUMNS, self._cells())
-
-    def _repr_html_(self) -> str:
-        heads = "".join(f"<th>{head}</th>" for head in _COLUMNS)
-        rows = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self._cells()]
-        return f"<table><tr>{heads}</tr>{''.join(rows)}</table>"
+    def _grids(self) -> Sequence[Grid]:
+        return [Grid(_COLUMNS, self._cells())]
 
     def _cells(self) -> list[list[str]]:
         return [[_cell(row[column]) for column in _COLUMNS] for row in self.rows]

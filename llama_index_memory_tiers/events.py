@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +9,13 @@ from typing import Any
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index_instrumentation import get_dispatcher
 
+from llama_index_memory_tiers.display import Grid, Shown
 from llama_index_memory_tiers.records import Departure
 
 dispatcher = get_dispatcher("llama_index_memory_tiers")
+
+_SHOWN_CHARS = 160
+_SHOWN_LEFT_OUT = 10  # of each part: hundreds may not have fit
 
 
 class MemoryEvent(BaseEvent):
@@ -58,6 +61,23 @@ class BlockFailed(MemoryEvent):
     error: str
     attempts: int = 0
     parked: bool = False
+
+
+class EmbeddingMismatch(BlockFailed):
+    """Stored embeddings are those of another model: words alone find what has not been embedded again."""
+
+    stored_dimensions: int
+    asked_dimensions: int
+    stored_model: str = ""
+    asked_model: str = ""
+    remedy: str = ""
+
+
+class IndexDegraded(MemoryEvent):
+    """An external index did not answer or is behind; the database answered in its place."""
+
+    error: str
+    pending: int | None = None
 
 
 class ContextBuilt(MemoryEvent):
@@ -150,7 +170,7 @@ class BlockProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class FlushReport:
+class FlushReport(Shown):
     """What a flush did.
 
     Args:
@@ -164,11 +184,9 @@ class FlushReport:
         """Whether nothing waits any more."""
         return not any(block.pending for block in self.blocks)
 
-    def __str__(self) -> str:
-        return table(
-            ("block", "absorbed", "pending", "parked", "error"),
-            [(b.block, b.absorbed, b.pending, b.parked, b.error or "") for b in self.blocks],
-        )
+    def _grids(self) -> Sequence[Grid]:
+        rows = [(b.block, b.absorbed, b.pending, b.parked, b.error or "") for b in self.blocks]
+        return [Grid(("block", "absorbed", "pending", "parked", "error"), rows)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +194,7 @@ class ForgetEntry:
     """What one store had of what was to be forgotten, and what a second reading of it found.
 
     Args:
-        store: `messages`, `records`, `sources`, `embeddings`, `terms`, `dead letters`, `cursors moved back`,
+        store: `messages`, `records`, `sources`, `embeddings`, `terms`, `packs`, `dead letters`, `cursors moved back`,
             `caches`, `write-ahead log`, or the name of a block that holds data elsewhere.
         removed: Rows that are gone.
         left: Rows that are there all the same; `None` when the store could not be read again.
@@ -195,7 +213,7 @@ class ForgetEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetReceipt:
+class ForgetReceipt(Shown):
     """What was forgotten, as proven by reading every store again after the deletes.
 
     Args:
@@ -221,10 +239,10 @@ class ForgetReceipt:
         """Rows that are gone, by store."""
         return {entry.store: entry.removed for entry in self.entries}
 
-    def __str__(self) -> str:
+    def _grids(self) -> Sequence[Grid]:
         shown = [(e.store, e.removed, "unknown" if e.left is None else e.left, e.error or "") for e in self.entries]
         shown += [(name, 0, "unknown", "not ours") for name in self.unreached]
-        return table(("store", "removed", "left", "error"), shown)
+        return [Grid(("store", "removed", "left", "error"), shown)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +286,7 @@ class PartReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextReport:
+class ContextReport(Shown):
     """Where the tokens of one context went, and what was left out and why.
 
     Args:
@@ -293,9 +311,25 @@ class ContextReport:
     overflow: bool
     messages: tuple[Any, ...] = ()
 
-    def __str__(self) -> str:
+    def _grids(self) -> Sequence[Grid]:
         head = f"{self.tokens} of {self.limit} tokens" + (" (overflow)" if self.overflow else "")
-        return f"{head}\n{table(_HEADS, self._rows())}"
+        return [Grid(("part", "priority", "tokens", "kept", "left out", "error"), self._rows(), head)]
+
+    def _details(self) -> Sequence[Grid]:
+        rows = [
+            (
+                part.name,
+                "kept" if kept else item.reason,
+                item.tokens,
+                f"{item.score:.2f}",
+                ", ".join(f"{leg} {value:.2f}" for leg, value in item.legs.items()),
+                item.text if len(item.text) <= _SHOWN_CHARS else f"{item.text[:_SHOWN_CHARS]}…",
+            )
+            for part in self.parts
+            for kept, items in ((True, part.kept), (False, part.left_out[:_SHOWN_LEFT_OUT]))
+            for item in items
+        ]
+        return [Grid(("part", "", "tokens", "score", "found by", "item"), rows)] if rows else []
 
     def _rows(self) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = [
@@ -303,14 +337,6 @@ class ContextReport:
         ]
         rows += [(p.name, p.priority, p.tokens, len(p.kept), len(p.left_out), p.error or "") for p in self.parts]
         return rows
-
-    def _repr_html_(self) -> str:
-        cells = [f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in self._rows()]
-        heads = "".join(f"<th>{head}</th>" for head in _HEADS)
-        return (
-            f"<p>{self.tokens} of {self.limit} tokens{' (overflow)' if self.overflow else ''}</p>"
-            f"<table><tr>{heads}</tr>{''.join(cells)}</table>"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +384,7 @@ class TierView:
 
 
 @dataclass(frozen=True, slots=True)
-class TiersReport:
+class TiersReport(Shown):
     """The tiers of a heat block, for one owner.
 
     Args:
@@ -373,21 +399,22 @@ class TiersReport:
     profile_version: int | None = None
     calls: int = 0
 
-    def __str__(self) -> str:
-        tiers = table(
-            ("tier", "count", "tokens", "capacity"), [(t.name, t.count, t.tokens, t.capacity) for t in self.tiers]
-        )
-        heads = ("segment", "heat", "visits", "pages", "recency", "unanalysed")
-        rows = [
+    def _grids(self) -> Sequence[Grid]:
+        tiers = [(t.name, t.count, t.tokens, t.capacity) for t in self.tiers]
+        hottest = [
             (one.title, f"{one.heat:.2f}", f"{one.visits:g}", f"{one.pages:g}", f"{one.recency:.2f}", one.unanalysed)
             for one in self.hottest
         ]
         profile = "none" if self.profile_version is None else f"version {self.profile_version}"
-        return f"{tiers}\n\nprofile: {profile}, model calls: {self.calls}\n\n{table(heads, rows)}"
+        return [
+            Grid(("tier", "count", "tokens", "capacity"), tiers),
+            Grid((), (), f"profile: {profile}, model calls: {self.calls}"),
+            Grid(("segment", "heat", "visits", "pages", "recency", "unanalysed"), hottest),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
-class MaintenanceReport:
+class MaintenanceReport(Shown):
     """What a maintenance put aside, or would.
 
     Args:
@@ -398,19 +425,7 @@ class MaintenanceReport:
     departures: tuple[Departure, ...] = ()
     dry_run: bool = True
 
-    def __str__(self) -> str:
+    def _grids(self) -> Sequence[Grid]:
         rows = [(one.block, one.kind, one.record_id, one.policy, one.reason) for one in self.departures]
-        head = "would leave" if self.dry_run else "left"
-        return f"{len(rows)} records {head}\n{table(('block', 'kind', 'record', 'policy', 'reason'), rows)}"
-
-
-_HEADS = ("part", "priority", "tokens", "kept", "left out", "error")
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Write rows below heads, in columns."""
-    lines = [[str(cell) for cell in row] for row in (heads, *rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+        head = f"{len(rows)} records {'would leave' if self.dry_run else 'left'}"
+        return [Grid(("block", "kind", "record", "policy", "reason"), rows, head)]

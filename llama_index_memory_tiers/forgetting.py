@@ -15,9 +15,9 @@ from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.blocks.base import TieredMemoryBlock
 from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.events import ForgetEntry, ForgetReceipt
-from llama_index_memory_tiers.records import Forgotten
+from llama_index_memory_tiers.records import Forgotten, Scope
 from llama_index_memory_tiers.storage import Storage
-from llama_index_memory_tiers.storage.forgetting import STORES, Outcome
+from llama_index_memory_tiers.storage.forgetting import POINTS, STORES, Outcome
 from llama_index_memory_tiers.storage.selection import Selection
 
 _logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Forgetter:
     def __init__(self, storage: Storage, blocks: Sequence[BaseMemoryBlock[Any]]) -> None:
         self._storage = storage
         self._tellable = {b.key: b for b in blocks if isinstance(b, TieredMemoryBlock) and b.holds_external_data}
+        self._ours = [block for block in blocks if isinstance(block, TieredMemoryBlock)]
         self._unreached = tuple(
             block.name
             for block in blocks
@@ -48,22 +49,50 @@ class Forgetter:
         """Keys of the blocks that hold data elsewhere."""
         return tuple(self._tellable)
 
-    async def forget(self, selection: Selection) -> tuple[ForgetReceipt, bool]:
+    async def forget(self, selection: Selection, scope: Scope) -> tuple[ForgetReceipt, bool]:
         """Forget what is selected and look again.
 
         Args:
             selection: What, with `external`.
+            scope: Who asks.
 
         Returns:
             The receipt, and whether a block has to read something again.
         """
         store = self._storage.forgetting
+        # Files first: what a crash interrupts after `begin` is finished from the tables alone.
+        files = await self._forget_files(selection, scope) if selection.everything else []
         run = await store.begin(selection)
         outcome = await store.run(run)
         told = [await self._tell(key, selection.user_id) for key in self._tellable]
         failpoints.reach("forget.blocks")
         await store.close(run.job)
-        return ForgetReceipt((*_entries(outcome), *told), self._unreached), outcome.moved_back
+        await store.resume()  # what an earlier call could not finish
+        return ForgetReceipt((*_entries(outcome), *told, *files), self._unreached), outcome.moved_back
+
+    async def _forget_files(self, selection: Selection, scope: Scope) -> list[ForgetEntry]:
+        entries = []
+        for block in self._ours:
+            try:
+                owners = await self._owners(selection, scope, per_session=block.per_session)
+                removed = [await block.forget_owner(owner) for owner in owners]
+            except Exception as error:  # noqa: BLE001  # a disk or a service of the user's: the receipt says so
+                _logger.warning("not forgotten outside", extra={"block": block.key, "error": type(error).__name__})
+                entries.append(ForgetEntry(block.name, 0, None, type(error).__name__))
+                continue
+            counts = [count for count in removed if count is not None]
+            if counts:
+                entries.append(ForgetEntry(block.name, sum(counts)))
+        return entries
+
+    async def _owners(self, selection: Selection, scope: Scope, *, per_session: bool) -> list[Scope]:
+        """Who is forgotten as a whole, as a block sees it."""
+        if selection.session_id is not None:
+            return [scope] if per_session or scope.user_id is None else []
+        if not per_session:
+            return [scope]
+        sessions = await self._storage.log.sessions(selection.user_id)
+        return [Scope(session.session_id, scope.user_id, scope.agent_id) for session in sessions]
 
     async def _tell(self, key: str, user_id: str | None = None) -> ForgetEntry:
         """Tell a block everything that it has not been told of, and count what it was or was not told."""
@@ -108,7 +137,8 @@ class Forgetter:
 
 
 def _entries(outcome: Outcome) -> list[ForgetEntry]:
-    return [ForgetEntry(store, outcome.removed.get(store, 0), _left(outcome, store)) for store in STORES]
+    stores = (*STORES, POINTS) if POINTS in outcome.removed else STORES
+    return [ForgetEntry(store, outcome.removed.get(store, 0), _left(outcome, store)) for store in stores]
 
 
 def _left(outcome: Outcome, store: str) -> int | None:

@@ -155,22 +155,23 @@ def segment_score(similarity: float, keywords: Collection[str], others: Collecti
     return similarity + jaccard(keywords, others)
 
 
-def rarity(documents: Iterable[Collection[str]]) -> dict[str, float]:
+def rarity(documents: Iterable[Collection[str]], only: Collection[str] | None = None) -> dict[str, float]:
     """Weight of each term, rare ones more.
 
     Args:
-        documents: The terms of each document.
+        documents: The terms of each document, each once.
+        only: Terms that matter; default all that occur. One that no document has weighs as if one had.
 
     Returns:
         Term → ln(1 + N / n): N documents, n of them with the term.
     """
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = dict.fromkeys(only or (), 0)
     total = 0
     for terms in documents:
         total += 1
-        for term in set(terms):
+        for term in terms if only is None else (term for term in only if term in terms):
             counts[term] = counts.get(term, 0) + 1
-    return {term: math.log1p(total / count) for term, count in counts.items()}
+    return {term: math.log1p(total / max(1, count)) for term, count in counts.items()}
 
 
 def term_cosine(one: Terms, other: Terms, weights: Terms) -> float:
@@ -203,15 +204,14 @@ def coverage(question: Collection[str], terms: Collection[str], weights: Terms) 
     Args:
         question: Its terms.
         terms: Those of the text.
-        weights: From `rarity`; a term that no text has weighs as much as the rarest.
+        weights: From `rarity`, of the question's terms; an unknown one weighs 1.
 
     Returns:
         0 to 1: weight of the shared terms over that of all. A question's three words against a topic's sixty make
         no Jaccard to speak of.
     """
-    rarest = max(weights.values(), default=1.0)
-    total = sum(weights.get(term, rarest) for term in question)
-    found = sum(weights.get(term, rarest) for term in question if term in terms)
+    total = sum(weights.get(term, 1.0) for term in question)
+    found = sum(weights.get(term, 1.0) for term in question if term in terms)
     return found / total if total else 0.0
 
 

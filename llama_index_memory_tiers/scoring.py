@@ -120,12 +120,13 @@ def off_centre(query: Floats, total: Floats, rows: int) -> Floats:
     return moved
 
 
-def min_max(values: Floats, among: Mask) -> Floats:
+def min_max(values: Floats, among: Mask, lowest: float = math.inf) -> Floats:
     """Bring values to the range 0 to 1.
 
     Args:
         values: Shape (rows,).
         among: The rows that count; the others become 0.
+        lowest: The lowest value of rows that count and are not at hand.
 
     Returns:
         Shape (rows,); 1 where all are equal, as being alone is no fault.
@@ -133,7 +134,7 @@ def min_max(values: Floats, among: Mask) -> Floats:
     out = np.zeros_like(values)
     if not among.any():
         return out
-    low, high = np.min(values, where=among, initial=np.inf), np.max(values, where=among, initial=-np.inf)
+    low, high = np.min(values, where=among, initial=lowest), np.max(values, where=among, initial=-np.inf)
     if high > low:
         np.divide(values - low, high - low, out=out, where=among)
     else:

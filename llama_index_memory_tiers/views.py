@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Generator, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ EVERYBODY = "all"
 """As an address: everybody, the same as no address at all."""
 
 _SECOND = 1_000_000
+_logger = logging.getLogger(__name__)
 
 
 def reaches(meta: MessageMeta, name: str) -> bool:
@@ -103,8 +105,8 @@ class MemoryView:
         """What is new for the role, once.
 
         `async with view.observe() as news:` counts it as seen when the block ends without an exception; after one it
-        is new again. `await view.observe()` counts it as seen at once. While another process handles what is new,
-        there is nothing new here.
+        is new again. `await view.observe()` counts it as seen at once. While one handles what is new, in this process
+        or another, there is nothing new for the others.
 
         Returns:
             To be entered or awaited; gives a list of messages, oldest first.
@@ -191,9 +193,7 @@ class Observation:
         session = await self._view.board.session()
         if session is None:
             return []
-        cursors, key = self._view.board.storage.cursors, self._view.key
         try:
-            await self._stack.enter_async_context(cursors.turn(session.sid, key))
             return await self._claim(session.sid, session.session_id)
         except BaseException:
             await self._stack.aclose()
@@ -233,7 +233,7 @@ class Observation:
             cursors, key = self._view.board.storage.cursors, self._view.key
             if not handled or claimed.hi == claimed.pos:
                 await cursors.release(claimed.sid, key, claimed.me)
-            else:
-                await cursors.advance(claimed.sid, key, claimed.me, claimed.pos, claimed.hi)
+            elif not await cursors.advance(claimed.sid, key, claimed.me, claimed.pos, claimed.hi):
+                _logger.warning("an observation was taken over by another worker", extra={"consumer": key})
         finally:
             await self._stack.aclose()

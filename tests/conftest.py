@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.instrumentation.event_handlers.base import BaseEventHandler
+from llama_index_instrumentation import get_dispatcher
+from pydantic import Field
 
 from llama_index_memory_tiers import Storage
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
@@ -190,3 +193,23 @@ def storage(make_storage: MakeStorage, storage_kind: str) -> Storage:
 def wordllama_model() -> BaseEmbedding:
     """An embedding model that knows what words mean, and needs no network."""
     return WordLlamaEmbedding()
+
+
+class _Handler(BaseEventHandler):
+    seen: list[Any] = Field(default_factory=list)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "Handler"
+
+    def handle(self, event: Any, **_: Any) -> None:
+        self.seen.append(event)
+
+
+@pytest.fixture
+def events() -> Iterator[list[Any]]:
+    """Every event of ours, as it comes."""
+    dispatcher, handler = get_dispatcher("llama_index_memory_tiers"), _Handler()
+    dispatcher.add_event_handler(handler)
+    yield handler.seen
+    dispatcher.event_handlers.remove(handler)

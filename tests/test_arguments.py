@@ -29,7 +29,7 @@ from llama_index_memory_tiers import (
     errors,
 )
 from llama_index_memory_tiers.blocks import TieredMemoryBlock
-from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
+from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
 from llama_index_memory_tiers.errors import (
     BudgetError,
     ConfigurationError,

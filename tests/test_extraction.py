@@ -23,7 +23,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from pydantic import PrivateAttr
 
 from llama_index_memory_tiers.errors import ExtractionError
-from llama_index_memory_tiers.extraction import (
+from llama_index_memory_tiers.extraction.facts import (
     FACT_CONDENSE_PROMPT,
     FACT_EXTRACTION_PROMPT,
     MAX_FACT_CHARS,

@@ -112,8 +112,9 @@ def test_words_are_compared_by_their_rarity() -> None:
 
 
 def test_a_question_is_covered_by_the_share_of_its_rare_words() -> None:
-    weights = rarity([{"cat", "food"}, {"cat", "vet"}, {"train"}])
+    weights = rarity([{"cat", "food"}, {"cat", "vet"}, {"train"}], only=["cat", "unheard"])
     cat, rarest = math.log(2.5), math.log(4)
+    assert weights == pytest.approx({"cat": cat, "unheard": rarest})
     assert coverage(["cat", "unheard"], {"cat"}, weights) == pytest.approx(cat / (cat + rarest))
     assert coverage([], {"cat"}, weights) == 0.0
     assert coverage(["cat"], {"cat": 3}, {}) == 1.0

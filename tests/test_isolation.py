@@ -7,15 +7,13 @@ import json
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 from doubles import BadContentError, RecordingBlock
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.memory.memory_blocks.vector import VectorMemoryBlock as CoreVectorMemoryBlock
@@ -32,7 +30,7 @@ from pydantic import Field, PrivateAttr
 from sqlalchemy import func, select, text
 
 from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory, VectorMemoryBlock
-from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
+from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
 from llama_index_memory_tiers.errors import MemoryTiersError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.storage import IndexQuery, OwnerReader, owner_key
@@ -444,25 +442,6 @@ async def test_what_a_foreign_block_keeps_in_itself_stays_when_it_is_asked(stora
 # --- what is said about messages ------------------------------------------------------------------------------
 
 SECRET = "mark9999z, the plans for Tuesday"
-
-
-class Handler(BaseEventHandler):
-    seen: list[Any] = Field(default_factory=list)
-
-    @classmethod
-    def class_name(cls) -> str:
-        return "Handler"
-
-    def handle(self, event: Any, **_: Any) -> None:
-        self.seen.append(event)
-
-
-@pytest.fixture
-def events() -> Iterator[list[Any]]:
-    dispatcher, handler = get_dispatcher("llama_index_memory_tiers"), Handler()
-    dispatcher.add_event_handler(handler)
-    yield handler.seen
-    dispatcher.event_handlers.remove(handler)
 
 
 class Talkative(RecordingBlock):

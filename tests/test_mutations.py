@@ -116,6 +116,13 @@ MUTATIONS = [
         f"{FORGETTING}test_ids_of_others_are_out_of_reach",
     ),
     Mutation(
+        "packed indexes go",
+        "storage/erasing.py",
+        "            await connection.execute(drop_packs(self._t, owner))\n",
+        "",
+        f"{FORGETTING}test_packed_indexes_of_before_go",
+    ),
+    Mutation(
         "cached windows go",
         "storage/forgetting.py",
         "        self._log.drop_cached(run.selection.user_id, run.selection.session_id)\n",

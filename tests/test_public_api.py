@@ -56,6 +56,7 @@ PUBLIC = [
     "StorageError",
     "StoredMessage",
     "SummaryMemoryBlock",
+    "Takeover",
     "TieredChatStore",
     "TieredMemory",
     "TieredMemoryBlock",
@@ -68,6 +69,7 @@ PUBLIC = [
     "WritePolicy",
     "attributed",
     "evaluate_recall",
+    "import_memoryos",
     "read_chat_file",
 ]
 OPTIONAL = ["asyncpg", "IPython", "matplotlib", "pytest", "rich", "typer", "wordllama"]

@@ -55,4 +55,5 @@ def test_the_architecture_is_short_and_names_every_room():
     package = ROOT / "llama_index_memory_tiers"
     rooms = [path.stem for path in package.glob("*.py") if not path.stem.startswith("_")]
     rooms += [f"storage/{path.stem}" for path in (package / "storage").glob("*.py") if not path.stem.startswith("_")]
+    rooms += [f"{path.parent.name}/" for path in package.glob("*/__init__.py") if path.parent.name != "storage"]
     assert [room for room in rooms if f"`{room}`" not in text] == []

@@ -40,7 +40,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from llama_index_memory_tiers import StaticMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
-from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
+from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.testing import HashEmbedding, ScriptedLLM
 

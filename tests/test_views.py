@@ -312,6 +312,16 @@ async def test_two_workers_of_one_role_handle_each_message_once(make_storage: Ma
     assert seen == [str(number) for number in range(6)]
 
 
+async def test_while_one_handles_what_is_new_there_is_nothing_new_for_others(one_file: Storage) -> None:
+    memory = team(one_file)
+    await memory.aput(said("user", "a"), send_to="ann")
+    view = memory.view("ann")
+    async with view.observe() as news:
+        assert await view.observe() == []
+        assert texts(news) == ["a"]
+    assert (await view.observe(), texts(await view.history())) == ([], ["a"])
+
+
 async def test_a_view_lasts_over_a_restart_and_roles_do_not_share_it(make_storage: MakeStorage) -> None:
     first = team(make_storage("file"))
     await first.aput(said("user", "a"), cause_by=WriteDesign)
@@ -366,7 +376,7 @@ def _agents(*scripts: Any) -> AgentWorkflow:
         FunctionAgent(
             name=name,
             description=f"The {name}.",
-            llm=ScriptedFunctionCallingLLM(script),  # type: ignore[call-arg]  # pydantic's own signature
+            llm=ScriptedFunctionCallingLLM(script),  # type: ignore[misc, call-arg]  # pydantic's own signature
             tools=[_note],
             can_handoff_to=[other for other in names if other != name],
         )

@@ -10,17 +10,17 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers.blocks.absorbing import Consumer
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
-from llama_index_memory_tiers.blocks.episodes import Episode, EpisodeStep, ToolUse
-from llama_index_memory_tiers.blocks.episodic import EpisodicMemoryBlock
-from llama_index_memory_tiers.blocks.fact_desk import Fact
-from llama_index_memory_tiers.blocks.fact_proposals import FactProposal
-from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
+from llama_index_memory_tiers.blocks.episodic.block import EpisodicMemoryBlock
+from llama_index_memory_tiers.blocks.episodic.episodes import Episode, EpisodeStep, ToolUse
+from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
+from llama_index_memory_tiers.blocks.facts.proposals import FactProposal
+from llama_index_memory_tiers.blocks.facts.values import Fact
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
 from llama_index_memory_tiers.blocks.heat import HeatMemoryBlock, ProfileVersion
-from llama_index_memory_tiers.blocks.journal import JournalMemoryBlock
+from llama_index_memory_tiers.blocks.journal.block import JournalMemoryBlock
 from llama_index_memory_tiers.blocks.static import StaticMemoryBlock
 from llama_index_memory_tiers.blocks.summary import SummaryMemoryBlock
-from llama_index_memory_tiers.blocks.vector import VectorMemoryBlock
+from llama_index_memory_tiers.blocks.vector.block import VectorMemoryBlock
 from llama_index_memory_tiers.blocks.working import WorkingMemoryBlock
 
 __all__ = [

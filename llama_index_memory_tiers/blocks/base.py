@@ -184,6 +184,17 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
             forgotten: Which records and messages.
         """
 
+    async def forget_owner(self, scope: Scope) -> int | None:  # noqa: ARG002  # most blocks keep nothing there
+        """Delete all that it keeps outside the storage about somebody who is forgotten as a whole; safe to repeat.
+
+        Args:
+            scope: Whose.
+
+        Returns:
+            How many things it deleted; `None` when it keeps nothing outside.
+        """
+        return None
+
     # -- use in LlamaIndex's own Memory ----------------------------------------------------------------------
 
     async def aput(

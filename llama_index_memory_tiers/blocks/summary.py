@@ -17,10 +17,10 @@ from llama_index_memory_tiers.blocks.absorbing import Trigger
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError
-from llama_index_memory_tiers.extraction import transcribe
+from llama_index_memory_tiers.extraction.facts import transcribe
+from llama_index_memory_tiers.extraction.summaries import PROMPT_VERSION, SUMMARY_PROMPT, list_summaries, summarize
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Place, Reads, Record, StoredMessage
 from llama_index_memory_tiers.storage import OwnerReader, new_id
-from llama_index_memory_tiers.summarizing import PROMPT_VERSION, SUMMARY_PROMPT, list_summaries, summarize
 from llama_index_memory_tiers.text import escape
 
 _KIND = "summary"

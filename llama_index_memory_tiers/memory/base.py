@@ -28,6 +28,7 @@ from llama_index_memory_tiers.events import (
 from llama_index_memory_tiers.forgetting import Forgetter
 from llama_index_memory_tiers.maintenance import Upkeep, maintain
 from llama_index_memory_tiers.memory.shared import Shared
+from llama_index_memory_tiers.presets import with_preset
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.retention import RetentionPolicy
@@ -66,6 +67,7 @@ class MemoryBase(Memory):
         db_schema: str | None = None,
         **fields: Any,
     ) -> None:
+        fields = with_preset(fields)
         places = Places(
             storage=storage,
             chat_store=chat_store if chat_store is not None else fields.pop("sql_store", None),

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from typing_extensions import Self
 
+from llama_index_memory_tiers.blocks import TieredMemoryBlock
 from llama_index_memory_tiers.events import (
     FlushReport,
     ForgetReceipt,
 )
 from llama_index_memory_tiers.memory.putting import Putting
-from llama_index_memory_tiers.storage import DeadLetter
+from llama_index_memory_tiers.storage import DeadLetter, ReindexProgress, ReindexReport
 from llama_index_memory_tiers.storage.selection import Derived, ForgetFilter, ForgetScope, Selection, checked_selection
 from llama_index_memory_tiers.storage.transfer import Progress, Target, TransferReport
 
@@ -32,6 +34,17 @@ class Keeping(Putting):
             others = await self.storage.log.behind(self.user_id, self._shared.delivery.keys)
             keys += [(s.user_id, s.session_id) for s in others if s.session_id != self.session_id]
         return await self._shared.delivery.flush(keys)
+
+    async def adrain(self) -> FlushReport:
+        """Absorb what is due in everybody's sessions of this storage, for a worker of its own process.
+
+        What is due is decided as in the background: by complete turns, by what left the window, by silence. Workers
+        may run side by side, as each session is claimed.
+
+        Returns:
+            Per block what was absorbed and what still waits. Never raises for what a block does.
+        """
+        return await self._shared.delivery.drain_all()
 
     async def adead_letters(self) -> list[DeadLetter]:
         """Ranges of the user's sessions that a block could not absorb."""
@@ -83,7 +96,9 @@ class Keeping(Putting):
             derived=derived,
         )
         shared = self._shared
-        receipt, moved_back = await shared.forgetter.forget(replace(selection, external=shared.forgetter.external))
+        receipt, moved_back = await shared.forgetter.forget(
+            replace(selection, external=shared.forgetter.external), self.scope
+        )
         window = await self._window.forget(selection)
         for key in [key for key in shared.raw if key[0] == selection.user_id]:
             if selection.session_id in {None, key[1]}:
@@ -147,6 +162,46 @@ class Keeping(Putting):
         only = None if self.user_id is not None else self.session_id
         return await self.storage.import_from(source, self.user_id or "", only, progress)
 
+    async def astop(self) -> None:
+        """Stop background work of this memory and all made from it by `for_session`, and begin no other.
+
+        Everything can still be read and put; what waits is absorbed by `aflush`, or by other processes.
+        """
+        await self._shared.delivery.aclose()
+        await self._shared.forgetter.aclose()
+        await self._shared.upkeep.aclose()
+
+    async def areindex(
+        self, *, again: bool = False, progress: ReindexProgress | None = None
+    ) -> tuple[ReindexReport, ...]:
+        """Embed everything that this user's blocks remember again, each with its own `embed_model`.
+
+        For a memory that was built with another embedding model than its records; see `Storage.reindex`. Vectors in
+        a `vector_store` of yours stay as they are.
+
+        Args:
+            again: Embed also what has a vector of the model already.
+            progress: Gets the records done and the records in all, for one model after the other.
+
+        Returns:
+            One report per model; none when no block has one.
+        """
+        models: dict[str, tuple[BaseEmbedding, set[str]]] = {}
+        for block in self.memory_blocks:
+            model = getattr(block, "embed_model", None)
+            elsewhere = getattr(block, "vector_store", None) is not None
+            if isinstance(block, TieredMemoryBlock) and isinstance(model, BaseEmbedding) and not elsewhere:
+                models.setdefault(model.model_name, (model, set()))[1].add(block.key)
+        only = None if self.user_id is not None else self.session_id
+        return tuple(
+            [
+                await self.storage.reindex(
+                    model, user_id=self.user_id, session_id=only, blocks=keys, again=again, progress=progress
+                )
+                for model, keys in models.values()
+            ]
+        )
+
     async def aclose(self, *, flush: bool = False) -> None:
         """Stop background work; close the storage if this memory opened it. Nothing is lost: the next start goes on.
 
@@ -159,9 +214,7 @@ class Keeping(Putting):
             return
         if flush and not self.storage.closed:
             await self.aflush()
-        await self._shared.delivery.aclose()
-        await self._shared.forgetter.aclose()
-        await self._shared.upkeep.aclose()
+        await self.astop()
         if self._shared.owns_storage:
             await self.storage.aclose()
 

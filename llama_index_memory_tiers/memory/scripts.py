@@ -15,14 +15,18 @@ from llama_index_memory_tiers.events import (
     ForgetReceipt,
     MaintenanceReport,
 )
+from llama_index_memory_tiers.listing import data_frame
 from llama_index_memory_tiers.memory.keeping import Keeping
+from llama_index_memory_tiers.memory.looking import Looking
 from llama_index_memory_tiers.memory.recalling import Recalling
 from llama_index_memory_tiers.portal import portal
+from llama_index_memory_tiers.provenance import Provenance
 from llama_index_memory_tiers.records import Recollection, StoredMessage
+from llama_index_memory_tiers.storage import ReindexReport
 from llama_index_memory_tiers.storage.transfer import Target, TransferReport
 
 
-class Scripts(Recalling, Keeping):
+class Scripts(Recalling, Looking, Keeping):
     """The same without `await`, for scripts, threads and notebooks."""
 
     def get(
@@ -72,6 +76,18 @@ class Scripts(Recalling, Keeping):
         """See `arecall`."""
         return portal.run(self.arecall(query, *args, **kwargs))
 
+    def why(self, id: str) -> Provenance:  # noqa: A002  # the field's word for it
+        """See `awhy`."""
+        return portal.run(self.awhy(id))
+
+    def to_dataframe(self) -> Any:
+        """All that is kept for the user, or without one for the session, as a pandas DataFrame; see `alist`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(portal.run(self.alist()))
+
     def flush(self) -> FlushReport:
         """See `aflush`."""
         return portal.run(self.aflush())
@@ -99,6 +115,10 @@ class Scripts(Recalling, Keeping):
     def get_response(self, user_message: str, assistant_message_context: str = "", *, llm: LLM | None = None) -> str:
         """See `aget_response`."""
         return portal.run(self.aget_response(user_message, assistant_message_context, llm=llm))
+
+    def reindex(self, **how: Any) -> tuple[ReindexReport, ...]:
+        """See `areindex`."""
+        return portal.run(self.areindex(**how))
 
     def close(self, *, flush: bool = False) -> None:
         """See `aclose`."""

@@ -35,6 +35,8 @@ class TieredMemory(Scripts):
         token_limit: Everything that `aget` returns, in tokens; default 30 000.
         reserve_tokens: Room left for what is outside memory: system prompt, tool schemas, the answer; default 0.
         budget: A `TokenBudget`: sets `token_limit`, `reserve_tokens`, the window's share and one for each block.
+        preset: `survey` sets blocks, budget and retention to the numbers of the survey of agent memory; its summaries
+            and its embeddings come from `Settings`, if you have set any there.
         chat_history_token_ratio: Share of the limit above which old turns leave the window, 0 to 1; default 0.7.
         token_flush_size: About so many tokens leave at once; default a tenth of the limit, at most 3 000.
         window_messages: Also flush above so many messages; default no bound.
@@ -89,8 +91,9 @@ class TieredMemory(Scripts):
         **ours: Any,
     ) -> Self:
         """Make a memory from the arguments of the class; `chat_history` is its first window, as after `set`."""
-        if ours.get("budget") is None or token_limit != DEFAULT_TOKEN_LIMIT:
-            ours["token_limit"] = token_limit  # else it was left out: the budget says it
+        said_elsewhere = ours.get("budget") is not None or ours.get("preset") is not None
+        if not said_elsewhere or token_limit != DEFAULT_TOKEN_LIMIT:
+            ours["token_limit"] = token_limit
         memory = cls(
             session_id=session_id,
             memory_blocks=memory_blocks or [],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import Self
 
@@ -22,13 +24,22 @@ from llama_index_memory_tiers.storage.exporting import Exporter
 from llama_index_memory_tiers.storage.forgetting import ForgettingStore
 from llama_index_memory_tiers.storage.importing import Importer
 from llama_index_memory_tiers.storage.index import Hit, IndexCache, IndexQuery
+from llama_index_memory_tiers.storage.index.seam import VectorIndex
+from llama_index_memory_tiers.storage.keeper import IndexKeeper, SyncProgress
 from llama_index_memory_tiers.storage.log import MessageLog
+from llama_index_memory_tiers.storage.marks import IndexState, MarkStore
+from llama_index_memory_tiers.storage.outside import OutsideSearch
 from llama_index_memory_tiers.storage.packs import PackStore
 from llama_index_memory_tiers.storage.parts import Visits
 from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
+from llama_index_memory_tiers.storage.reindexing import Reindexer, ReindexProgress, ReindexReport
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
-from llama_index_memory_tiers.storage.schema import build_tables, checked_name, migrate
+from llama_index_memory_tiers.storage.schema import build_tables, checked_name, made, migrate
+from llama_index_memory_tiers.storage.survey import Survey
 from llama_index_memory_tiers.storage.transfer import Progress, Target, TransferReport, reading, writing
+
+if TYPE_CHECKING:
+    from qdrant_client import AsyncQdrantClient
 
 __all__ = [
     "Cursor",
@@ -36,11 +47,16 @@ __all__ = [
     "Entry",
     "Hit",
     "IndexQuery",
+    "IndexState",
     "OwnerReader",
     "PutResult",
     "RecalledMessage",
+    "ReindexProgress",
+    "ReindexReport",
     "Session",
     "Storage",
+    "SyncProgress",
+    "VectorIndex",
     "Visits",
     "Window",
     "owner_key",
@@ -75,6 +91,9 @@ class Storage:
         db_schema: Database schema for them; PostgreSQL only.
         pool_size: Connections per event loop.
         index_bytes: Bound for the owner indexes kept in RAM, in bytes; default 256 MiB.
+        vectors: An `AsyncQdrantClient` of a server or cluster, for owners with hundreds of thousands of memories: it
+            proposes records, the database decides. It is used from the event loop that it belongs to and never closed.
+            Without it, or while it does not answer, each owner's rows are searched in memory.
         clock: Returns the time, aware; for tests.
         ids: Makes public ids; for tests.
 
@@ -91,6 +110,7 @@ class Storage:
         db_schema: str | None = None,
         pool_size: int = 5,
         index_bytes: int = DEFAULT_INDEX_BYTES,
+        vectors: AsyncQdrantClient | VectorIndex | None = None,
         clock: Callable[[], datetime] = utc_now,
         ids: Callable[[], str] = new_id,
     ) -> None:
@@ -109,6 +129,7 @@ class Storage:
                     allowed=f"{name} is a function without arguments.",
                     remedy="Pass such a function, or leave it out.",
                 )
+        index = None if vectors is None else _index_of(vectors)
         self.table_name = checked_name("table_name", table_name)
         schema = None if db_schema is None else checked_name("db_schema", db_schema)
         self._address = _address_of(engine) if engine is not None else resolve_address(address)
@@ -124,8 +145,18 @@ class Storage:
         self.records = RecordStore(self._database, self._tables, IndexCache(index_bytes), packs, now=self.now)
         self.forgetting = ForgettingStore(self._database, self._tables, self.log, self.records, now=self.now)
         self._database.after_open = self.forgetting.resume
+        self.survey = Survey(self._database, self._tables)
+        self._reindexer = Reindexer(self._database, self._tables, self.records, now=self.now)
+        self._keeper = None if index is None else self._keep_in_step(index)
         self._exporter = Exporter(self._database, self._tables)
         self._importer = Importer(self._database, self._tables)
+
+    def _keep_in_step(self, index: VectorIndex) -> IndexKeeper:
+        marks = MarkStore(self._database, self._tables)
+        keeper = IndexKeeper(index, marks, prefix=self.table_name)
+        self.records.outside = OutsideSearch(keeper)
+        self.forgetting.index = keeper
+        return keeper
 
     def now(self) -> int:
         """The clock in microseconds since 1970."""
@@ -142,6 +173,12 @@ class Storage:
         return shown_url(self._address.url)
 
     @property
+    def file(self) -> Path | None:
+        """The database's file, there or not; `None` for a server."""
+        url = self._address.url
+        return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+    @property
     def statements(self) -> int:
         """How many SQL statements were sent; for tests and benchmarks."""
         return self._database.statements
@@ -153,6 +190,18 @@ class Storage:
 
     async def _migrate(self) -> None:
         await migrate(self._database, self._tables, now=self.now)
+
+    async def amade(self) -> bool:
+        """Whether there are tables under `table_name` already; looks without making them, nor a file.
+
+        Raises:
+            ForeignTableError: A stock chat store's table stands under `table_name`.
+            SchemaVersionError: The tables belong to a newer version.
+            StorageUnavailableError: The database cannot be reached.
+        """
+        if self.file is not None and not self.file.exists():
+            return False
+        return await made(self._database, self._tables)
 
     async def aopen(self) -> Self:
         """Make the tables now instead of at the first use.
@@ -220,9 +269,63 @@ class Storage:
         with reading(source) as file:
             return await self._importer.load(file, user_id, session_id, progress)
 
+    async def reindex(
+        self,
+        embed_model: BaseEmbedding,
+        *,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        blocks: Collection[str] | None = None,
+        again: bool = False,
+        progress: ReindexProgress | None = None,
+    ) -> ReindexReport:
+        """Embed every record again with another model, as after a change of `embed_model=`.
+
+        Recall goes on all along: with the old model by words and meaning, with the new one by words until all records
+        of an owner are embedded; then that owner is switched in one transaction and the old vectors are deleted.
+        After a crash or an outage a second call embeds what is missing.
+
+        Args:
+            embed_model: A LlamaIndex embedding model; `model_name` tells its vectors from others.
+            user_id: Only what is known about this person; default everybody.
+            session_id: Only what was learnt in this session of `user_id`, or of nobody when that is left out.
+            blocks: Keys of the blocks whose records are meant; default all, needed when blocks have different models.
+            again: Embed also what has a vector of this model already, as when its weights changed.
+            progress: Gets the records done and the records in all.
+
+        Returns:
+            What was done.
+
+        Raises:
+            ConfigurationError: `embed_model` is no embedding model; nothing was changed.
+            EmbeddingError: The model gives no usable vectors, or vectors of changing size.
+        """
+        return await self._reindexer.run(
+            embed_model, user_id=user_id, session_id=session_id, blocks=blocks, again=again, progress=progress
+        )
+
+    async def index_state(self) -> IndexState:
+        """How the index outside the database stands: what it has yet to be told, and the kind of its last failure."""
+        return IndexState() if self._keeper is None else await self._keeper.state()
+
+    async def sync_index(self, progress: SyncProgress | None = None) -> IndexState:
+        """Tell the index outside the database everything that it has not been told, as when it is new.
+
+        Otherwise this happens owner by owner, after each change and at each question.
+
+        Args:
+            progress: Gets the owners done and the owners in all.
+
+        Returns:
+            How it stands then. What its client raises is raised here; a second call goes on.
+        """
+        return IndexState() if self._keeper is None else await self._keeper.sync(progress)
+
     async def aclose(self) -> None:
         """Wait for running transactions and close what this object opened. Calling it twice is harmless."""
         await self.records.settle()
+        if self._keeper is not None:
+            await self._keeper.settle()
         await self._database.aclose()
 
     async def __aenter__(self) -> Self:
@@ -233,6 +336,22 @@ class Storage:
 
     def __repr__(self) -> str:
         return f"Storage({self.address!r}, table_name={self.table_name!r})"
+
+
+def _index_of(vectors: Any) -> VectorIndex:
+    if isinstance(vectors, VectorIndex):
+        return vectors
+    from qdrant_client import AsyncQdrantClient  # noqa: PLC0415  # takes half a second to import
+
+    from llama_index_memory_tiers.storage.index.qdrant import QdrantIndex  # noqa: PLC0415  # as above
+
+    if isinstance(vectors, AsyncQdrantClient):
+        return QdrantIndex(vectors)
+    raise ConfigurationError(
+        f"vectors={type(vectors).__name__} was given.",
+        allowed="It is a qdrant_client.AsyncQdrantClient, or an object with the methods of VectorIndex.",
+        remedy="Pass AsyncQdrantClient(url=…); other vector stores go into VectorMemoryBlock(vector_store=…).",
+    )
 
 
 def _check_count(name: str, value: Any, *, least: int) -> None:

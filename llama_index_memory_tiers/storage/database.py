@@ -192,11 +192,12 @@ class Database:
         self.closed = False
         self.statements = 0
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: Work[T], *, opening: bool = False) -> T:
         """Run reading work on a borrowed connection.
 
         Args:
             work: Gets the connection; a read of several statements sees each at its own time.
+            opening: Look before anything is made: `on_open` does not run.
 
         Returns:
             What the work returned.
@@ -204,7 +205,8 @@ class Database:
         Raises:
             StorageUnavailableError: The database did not answer after all retries.
         """
-        await self._open()
+        if not opening:
+            await self._open()
         return await self._finish(self._retrying(self._reading, work))
 
     async def write(self, work: Work[T], *, opening: bool = False) -> T:

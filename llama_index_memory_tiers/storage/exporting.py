@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.rows import chunks
-from llama_index_memory_tiers.storage.schema import Tables
+from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables
 from llama_index_memory_tiers.storage.transfer import LineWriter, Progress
 
 _PAGE_ROWS = 500
@@ -173,7 +173,10 @@ class Exporter:
         for part in chunks(list(ids)):
             for row in await connection.execute(select(t.sources).where(t.sources.c.record_id.in_(part))):
                 found["sources"].setdefault(row.record_id, []).append((row.sid, row.seq))
-            for row in await connection.execute(select(t.embeddings).where(t.embeddings.c.record_id.in_(part))):
+            finished = ~t.embeddings.c.model.startswith(UNFINISHED, autoescape=True)
+            for row in await connection.execute(
+                select(t.embeddings).where(t.embeddings.c.record_id.in_(part), finished)
+            ):
                 found["vectors"].setdefault(row.record_id, {})[row.model] = _text(row.vec)
             for row in await connection.execute(select(t.terms).where(t.terms.c.record_id.in_(part))):
                 found["terms"][row.record_id] = [_text(row.ids), _text(row.counts)]

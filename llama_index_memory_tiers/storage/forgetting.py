@@ -18,6 +18,7 @@ from llama_index_memory_tiers.records import Forgotten
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.erasing import Eraser, Rewind
+from llama_index_memory_tiers.storage.keeper import IndexKeeper
 from llama_index_memory_tiers.storage.log import MessageLog
 from llama_index_memory_tiers.storage.meant import Meant, owners_of
 from llama_index_memory_tiers.storage.records import RecordStore
@@ -32,6 +33,8 @@ STORES = (
     "caches", "write-ahead log",
 )  # fmt: skip
 """What is read again after the deletes."""
+POINTS = "index points"
+"""The same, where there is an index outside the database."""
 _KEPT_MICROSECONDS = 86_400_000_000  # a finished job's counts wait so long for the call that began it
 _CHECKPOINT_MILLISECONDS = 2000
 
@@ -94,6 +97,7 @@ class ForgettingStore:
         self._eraser = Eraser(tables)
         self._meant = Meant(database, tables)
         self._now = now
+        self.index: IndexKeeper | None = None
         self.waiting = False  # blocks are to be told of what an earlier process forgot
 
     async def begin(self, selection: Selection) -> Run:
@@ -155,11 +159,14 @@ class ForgettingStore:
         left = await self._look_again(run, until)
         failpoints.reach("forget.verified")
         done = await self._finish(run.job)
+        if self.index is not None:
+            done[POINTS], points = await self.index.forget(run.owners)
+            left |= {} if points is None else {POINTS: points}
         left |= {"write-ahead log": 0} if await self._checkpoint() else {}
         return Outcome(done, left, moved_back=run.moved_back)
 
     async def resume(self) -> None:
-        """Finish what another start has left undone; part of opening the storage."""
+        """Finish what was left undone; part of opening the storage, and of every later call."""
         j, f = self._j, self._t.forgotten
 
         async def work(connection: AsyncConnection) -> tuple[list[Any], bool]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.copies import many_objects
+from llama_index_memory_tiers.errors import EmbeddingMismatchError
+from llama_index_memory_tiers.events import EmbeddingMismatch, emit
 from llama_index_memory_tiers.records import (
     Changes,
     NewRecord,
@@ -39,7 +42,7 @@ from llama_index_memory_tiers.storage.packs import Pack, PackStore
 from llama_index_memory_tiers.storage.parts import PartReader, Visits
 from llama_index_memory_tiers.storage.record_rows import readable
 from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows
-from llama_index_memory_tiers.storage.schema import Tables, owner_touch
+from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables, owner_touch
 
 _logger = logging.getLogger(__name__)
 
@@ -50,9 +53,23 @@ _THREAD_ROWS = 500
 # An index is packed when so many rows of it, and a quarter of all, were read one by one.
 _PACKED_ROWS = 2000
 _LAST_ID = 2**63 - 1
+# Owners of whom blocks remember what they made of their records.
+_MADE = 16
 
 Fence = Callable[[AsyncConnection], Awaitable[bool]]
 Merge = Callable[[Sequence[Record]], Changes]
+
+
+class Outside(Protocol):
+    """An index outside the database; see `OutsideSearch`."""
+
+    async def search(self, owner: str, model: str, query: IndexQuery) -> list[Hit] | None:
+        """Candidates, or `None` when the owner index is to answer."""
+        ...
+
+    def soon(self, owner: str) -> None:
+        """Something about this owner has changed."""
+        ...
 
 
 class _RolledBackError(Exception):
@@ -83,6 +100,14 @@ class RecalledMessage:
     data: Mapping[str, Any] = field(default_factory=nothing)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """An embedding model as its vectors show it: name and dimensions."""
+
+    model: str
+    dimensions: int
+
+
 class RecordStore:
     """Statements over owners, records and their projections.
 
@@ -101,6 +126,7 @@ class RecordStore:
         self._packs = packs
         self._packing: set[asyncio.Task[None]] = set()
         self._cache = cache
+        self.outside: Outside | None = None
         self._now = now
         self._t = tables
         self._r = tables.records
@@ -113,6 +139,7 @@ class RecordStore:
             or_(r.c.expires_at.is_(None), r.c.expires_at > bindparam("now")),
         )
         self._prepare_lookups()
+        self._made: OrderedDict[tuple[str, str, str], tuple[Any, Any]] = OrderedDict()
         self.parts = PartReader(database, tables, self._live, now)
 
     def _prepare_lookups(self) -> None:
@@ -135,14 +162,17 @@ class RecordStore:
         )  # fmt: skip
 
     def drop_cached(self, owners: Collection[str]) -> None:
-        """Let the indexes of owners go."""
+        """Let the indexes of owners go, and what blocks made of their records."""
         for key in self._cache.held():
             if isinstance(key, tuple) and key[0] in owners:
                 self._cache.drop(key)
+        for made in [key for key in self._made if key[0] in owners]:
+            self._made.pop(made, None)
 
     def cached(self, owners: Collection[str]) -> int:
-        """How many indexes of these owners are held."""
-        return sum(isinstance(key, tuple) and key[0] in owners for key in self._cache.held())
+        """How many indexes of these owners are held, and other things that were made of their records."""
+        keys = [*self._cache.held(), *self._made]
+        return sum(isinstance(key, tuple) and key[0] in owners for key in keys)
 
     def now(self) -> int:
         """The clock in microseconds since 1970."""
@@ -157,6 +187,23 @@ class RecordStore:
             return int(found or 0)
 
         return await self._database.read(work)
+
+    async def remembered(self, key: tuple[str, str, str], make: Callable[[], Awaitable[Any]]) -> Any:
+        """See `OwnerReader.remembered`; the owner is the first part of the key."""
+        o = self._t.owners
+
+        async def work(connection: AsyncConnection) -> Any:
+            return (await connection.execute(select(o.c.epoch, o.c.rev).where(o.c.owner == key[0]))).first()
+
+        # Before what is read, so that a change in between is seen the next time.
+        found = await self._database.read(work)
+        state = None if found is None else (found.epoch, found.rev)
+        known = self._made.get(key)
+        if known is None or known[0] != state:
+            known = self._made[key] = (state, await make())
+            while len(self._made) > _MADE:
+                self._made.popitem(last=False)
+        return known[1]
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -193,7 +240,12 @@ class RecordStore:
         except _RolledBackError:
             return None
         failpoints.reach("merge.committed")
+        self._tell(owner)
         return changes
+
+    def _tell(self, owner: str) -> None:
+        if self.outside is not None:
+            self.outside.soon(owner)
 
     async def change(self, owner: str, block: str, *, reads: Reads, merge: Merge) -> Changes:
         """Change an owner's records by hand: what no message of the log made.
@@ -214,7 +266,9 @@ class RecordStore:
             await self._write(connection, owner, block, rev, changes)
             return changes
 
-        return await self._database.write(work)
+        written = await self._database.write(work)
+        self._tell(owner)
+        return written
 
     async def _read_for_merge(self, connection: AsyncConnection, owner: str, block: str, reads: Reads) -> list[Record]:
         r = self._r
@@ -371,13 +425,88 @@ class RecordStore:
 
         Returns:
             Ids and scores; texts come from `records_of` and `messages_of`.
+
+        Raises:
+            EmbeddingMismatchError: The records were embedded with another model.
         """
         return (await self.search_all(owner, model, [query]))[0]
 
     async def search_all(self, owner: str, model: str, queries: Iterable[IndexQuery]) -> list[list[Hit]]:
         """Several searches of one state of the records, which is looked up once; see `search`."""
-        index = await self._up_to_date(owner, model)
-        return [index.search(query) for query in queries]
+        found: list[list[Hit]] = []
+        index: OwnerIndex | None = None
+        for query in queries:
+            hits = None if self.outside is None else await self.outside.search(owner, model, query)
+            if hits is None:
+                index = await self._up_to_date(owner, model) if index is None else index
+                if query.vector is not None and index.embedded < len(index) and not index.compared:
+                    await self._compare(index, owner, model, query)
+                hits = index.search(query)
+            found.append(hits)
+        return found
+
+    async def _compare(self, index: OwnerIndex, owner: str, model: str, query: IndexQuery) -> None:
+        """Find out at the first question whether records were embedded with another model.
+
+        Raises:
+            EmbeddingMismatchError: All that were embedded.
+        """
+        other = await self.stored_with(owner, blocks=query.blocks, but=model)
+        if other is not None:
+            size = len(query.vector or ())
+            mismatch = EmbeddingMismatchError(
+                stored_dimensions=other.dimensions,
+                asked_dimensions=size,
+                stored_model=other.model,
+                asked_model=model,
+            )
+            _logger.warning("embeddings of another model", extra={"stored": other.model, "asked": model})
+            if not index.embedded:
+                raise mismatch
+            emit(
+                EmbeddingMismatch(
+                    block=next(iter(query.blocks or ()), ""),
+                    error=type(mismatch).__name__,
+                    stored_dimensions=other.dimensions,
+                    asked_dimensions=size,
+                    stored_model=other.model,
+                    asked_model=model,
+                    remedy=mismatch.remedy,
+                )
+            )
+        index.compared = True
+
+    async def stored_with(
+        self, owner: str, *, blocks: frozenset[str] | None = None, but: str | None = None
+    ) -> StoredModel | None:
+        """The embedding model of an owner's newest embedded record.
+
+        Args:
+            owner: Whose.
+            blocks: Of these blocks' records, `None` for all.
+            but: Look for any other model than this one.
+
+        Returns:
+            Name and size, or `None`.
+        """
+        r, e = self._r, self._t.embeddings
+        query = (
+            select(e.c.model, func.length(e.c.vec).label("bytes"))
+            .join_from(e, r, r.c.id == e.c.record_id)
+            .where(r.c.owner == owner, ~e.c.model.startswith(UNFINISHED, autoescape=True))
+            .order_by(r.c.rev.desc())
+            .limit(1)
+        )
+        if blocks is not None:
+            query = query.where(r.c.block.in_(sorted(blocks)))
+        if but is not None:
+            query = query.where(e.c.model != but)
+
+        async def work(connection: AsyncConnection) -> StoredModel | None:
+            row = (await connection.execute(query)).first()
+            return None if row is None else StoredModel(row.model, row.bytes // 2)
+
+        return await self._database.read(work)
 
     async def _up_to_date(self, owner: str, model: str) -> OwnerIndex:
         key = (owner, model)
@@ -588,6 +717,18 @@ class OwnerReader:
         """Records behind candidates by the id of the hit; see `RecordStore.records_by_hit`."""
         return await self._store.records_by_hit(self.owner, hits)
 
+    async def remembered(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """What was made from the owner's records, made anew whenever they have changed.
+
+        Args:
+            name: What it is.
+            make: Makes it by reading this owner's records only.
+
+        Returns:
+            The newest one; shared, so not to be changed by its readers but in ways that all of them may see.
+        """
+        return await self._store.remembered((self.owner, self._block, name), make)
+
     def now(self) -> datetime:
         """The storage's clock."""
         return codec.from_microseconds(self._store.now())
@@ -653,10 +794,10 @@ def _contents(record: NewRecord) -> dict[str, Any]:
 
 def _take_in(index: OwnerIndex, rows: Sequence[Any]) -> None:
     with many_objects():
-        index.take(_index_columns(rows))
+        index.take(index_columns(rows))
 
 
-def _index_columns(rows: Sequence[Any]) -> IndexColumns:
+def index_columns(rows: Sequence[Any]) -> IndexColumns:
     """Rows of the catch-up statement, in the order of its columns, as the index wants them."""
     (
         _, _, ids, revs, kinds, blocks, superseded, archived, said, created, expires, sids, seqs, speakers, tokens,

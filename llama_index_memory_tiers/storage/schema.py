@@ -30,6 +30,8 @@ from llama_index_memory_tiers.storage.database import Database
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}\Z")
 # PostgreSQL: one number per purpose; a transaction-level lock, as pgbouncer forbids session locks.
 _MIGRATION_LOCK = 7_300_194_422
+UNFINISHED = "~unfinished/"
+"""Before the name of a model: embeddings of a `reindex` that is not through yet; no search reads them."""
 _STOCK_COLUMNS = {"id", "key", "timestamp", "role", "status", "data"}
 
 
@@ -75,6 +77,7 @@ class Tables:
     forgetting: Table
     forgotten: Table
     visits: Table
+    marks: Table
 
 
 def build_tables(prefix: str, schema: str | None = None) -> Tables:
@@ -148,6 +151,10 @@ def build_tables(prefix: str, schema: str | None = None) -> Tables:
             Column("what", Text),
         ),
         visits=table("visits", key("record_id", BigInteger), Column("n", BigInteger), Column("last_at", BigInteger)),
+        marks=table(
+            "index_marks", key("owner"), key("model"), Column("space", Text), Column("epoch", BigInteger),
+            Column("rev", BigInteger), Column("busy", Text),
+        ),
     )  # fmt: skip
 
 
@@ -220,6 +227,10 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE {t[records]} ADD COLUMN parent TEXT",
         "CREATE INDEX {i[records_parent]} ON {t[records]} (parent) WHERE parent IS NOT NULL",
     ),
+    (
+        """CREATE TABLE {t[index_marks]} (owner TEXT NOT NULL, model TEXT NOT NULL, space TEXT NOT NULL,
+           epoch BIGINT NOT NULL, rev BIGINT NOT NULL, busy TEXT, PRIMARY KEY (owner, model))""",
+    ),
 )
 VERSION = len(_MIGRATIONS)
 
@@ -256,6 +267,15 @@ async def migrate(database: Database, tables: Tables, *, now: Callable[[], int])
 
     await database.write(work, opening=True)
     failpoints.reach("migrate.done")
+
+
+async def made(database: Database, tables: Tables) -> bool:
+    """Whether the tables are there; makes none."""
+
+    async def work(connection: AsyncConnection) -> bool:
+        return await connection.run_sync(_look, tables) > 0
+
+    return await database.read(work, opening=True)
 
 
 def _look(connection: Any, tables: Tables) -> int:

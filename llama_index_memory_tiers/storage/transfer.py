@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from llama_index_memory_tiers.display import Grid, Shown
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.storage import codec
 
@@ -27,7 +28,7 @@ Target = str | os.PathLike[str] | BinaryIO
 
 
 @dataclass(frozen=True, slots=True)
-class TransferReport:
+class TransferReport(Shown):
     """What an export or import moved.
 
     Args:
@@ -41,6 +42,10 @@ class TransferReport:
     messages: int = 0
     records: int = 0
     skipped: int = 0
+
+    def _grids(self) -> Sequence[Grid]:
+        heads = ("sessions", "messages", "records", "sessions that were there")
+        return [Grid(heads, [(self.sessions, self.messages, self.records, self.skipped)])]
 
 
 class LineWriter:

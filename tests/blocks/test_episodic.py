@@ -21,11 +21,12 @@ from llama_index.core.agent.workflow import (
 )
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory import Memory
-from llama_index.core.workflow import Event, StopEvent
+from llama_index.core.workflow import Context, Event, HumanResponseEvent, InputRequiredEvent, StopEvent
 from workflows.errors import WorkflowCancelledByUser
 
 from llama_index_memory_tiers import ConfigurationError, EpisodicMemoryBlock, Storage, TieredMemory, ToolUse
-from llama_index_memory_tiers.blocks.episodes import (
+from llama_index_memory_tiers.blocks.episodic.book import EpisodeBook
+from llama_index_memory_tiers.blocks.episodic.episodes import (
     Episode,
     EpisodeStep,
     Outcome,
@@ -34,7 +35,6 @@ from llama_index_memory_tiers.blocks.episodes import (
     judged,
     to_record,
 )
-from llama_index_memory_tiers.blocks.episodes_book import EpisodeBook
 from llama_index_memory_tiers.records import Record
 from llama_index_memory_tiers.testing import ScriptedFunctionCallingLLM, ScriptedLLM, ToolCall, WordLlamaEmbedding
 from tests.doubles import Clock
@@ -201,9 +201,9 @@ async def test_an_episode_that_has_ended_takes_neither_steps_nor_another_end_but
         await episode.add_step("knead")
     with pytest.raises(ConfigurationError, match="amend"):
         await episode.end("failure")
-    amended = await book.amend(ended.id, outcome="failure", lessons=["The guests did not like it."])
+    amended = await book.amend(ended.id, outcome="failure", lessons=["The guests did not like it."], cost=2)
     assert [found.id for found in await book.recall_failures("Bake bread")] == [ended.id]
-    assert (amended.outcome, amended.lessons) == ("failure", ("The guests did not like it.",))
+    assert (amended.outcome, amended.lessons, amended.cost) == ("failure", ("The guests did not like it.",), 2)
 
 
 @pytest.mark.parametrize(
@@ -496,6 +496,15 @@ def fetch(host: str) -> str:
     return f"page of {host}"
 
 
+async def ask(ctx: Context) -> str:
+    """Ask the person."""
+    reply = await ctx.wait_for_event(HumanResponseEvent, waiter_event=InputRequiredEvent(prefix="Sure?"))
+    return str(reply.response)
+
+
+ask.__annotations__["ctx"] = Context  # LlamaIndex does not read annotations that are text
+
+
 def fetching(*steps: Any) -> FunctionAgent:
     script = steps or (ToolCall("fetch", {"host": "a"}), ToolCall("fetch", {"host": "b"}), "Here is the page.")
     return FunctionAgent(tools=[fetch, multiply], llm=ScriptedFunctionCallingLLM(list(script)))
@@ -540,6 +549,17 @@ async def test_who_streams_all_events_gets_what_an_unrecorded_run_gives(storage:
     assert by_handler == by_run == expected
     assert str(await handler) == str(await run) == "Here is the page."
     assert deeds(await run.episode()) == FETCHED
+
+
+async def test_a_person_who_is_asked_in_the_middle_can_answer(storage: Storage) -> None:
+    agent = FunctionAgent(tools=[ask], llm=ScriptedFunctionCallingLLM([ToolCall("ask"), "Good."]))
+    handler = agent.run("Ask me")
+    run = book_of(memory_of(storage)).record(handler, task="Ask")
+    async for event in handler.stream_events():
+        if isinstance(event, InputRequiredEvent):
+            run.ctx.send_event(HumanResponseEvent(response="yes"))
+    assert str(await run) == "Good."
+    assert deeds(await run.episode()) == [("ask", "yes", False), ("answer", "Good.", False)]
 
 
 async def test_who_streams_after_the_end_misses_nothing_either(storage: Storage) -> None:

@@ -16,8 +16,8 @@ from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_tiers import ConfigurationError, FactExtractionMemoryBlock, FactProposal, Storage, TieredMemory
-from llama_index_memory_tiers.blocks.fact_changes import Move, Outcome, decide, key_of
-from llama_index_memory_tiers.blocks.fact_desk import Facts
+from llama_index_memory_tiers.blocks.facts.changes import Move, Outcome, decide, key_of
+from llama_index_memory_tiers.blocks.facts.desk import Facts
 from llama_index_memory_tiers.records import NewRecord, Record, StoredMessage
 from llama_index_memory_tiers.testing import ScriptedLLM
 from tests.doubles import Clock, said
@@ -271,7 +271,8 @@ async def test_facts_are_written_corrected_and_removed_by_hand_without_secrets(s
     made = await facts.add("Maya's password is hunter2secret!9", subject="Maya", relation="logs in with")
     assert "hunter2secret" not in made.text
     assert await facts.edit(made, "Maya logs in with a key.", value="a key") == (await facts.all())[0]
-    again = await facts.add("Maya logs in with a key")
+    for _ in range(3):
+        again = await facts.add("Maya logs in with a key")
     assert again.id == made.id
     assert again.confirmed_at is not None
     assert str((await memory.aget("how does Maya log in?"))[0].content).count("logs in") == 1

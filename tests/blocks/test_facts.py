@@ -21,9 +21,9 @@ from pydantic import PrivateAttr
 
 from llama_index_memory_tiers.blocks.absorbing import Due, absorb
 from llama_index_memory_tiers.blocks.base import Query
-from llama_index_memory_tiers.blocks.fact_merging import Condensed, FactsDraft, merge_facts
-from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
-from llama_index_memory_tiers.blocks.sameness import same_fact
+from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
+from llama_index_memory_tiers.blocks.facts.merging import Condensed, FactsDraft, merge_facts
+from llama_index_memory_tiers.blocks.facts.sameness import same_fact
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
 from llama_index_memory_tiers.records import Batch, MessageMeta, NewRecord, Record, Scope

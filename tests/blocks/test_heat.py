@@ -31,7 +31,15 @@ from llama_index_memory_tiers.blocks.heat.recall import (
     page_volumes,
     question,
 )
-from llama_index_memory_tiers.blocks.heat.segments import Likeness, Probe, Volume, likeness, ranked, read_segment
+from llama_index_memory_tiers.blocks.heat.segments import (
+    Likeness,
+    Probe,
+    Volume,
+    likeness,
+    ranked,
+    read_segment,
+    volume_of,
+)
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.events import (
     MemoryEvent,
@@ -397,6 +405,7 @@ async def test_explaining_a_context_is_no_visit(storage: Storage) -> None:
 async def test_one_too_many_puts_the_coldest_aside_and_loses_nothing(
     storage: Storage, clock: Clock, heard: Heard
 ) -> None:
+    """Case 40: capacity N plus 1 loses nothing."""
     chat = memory(storage, block(mid_term_capacity=2, grace_hours=1))
     await talk(chat, *CAT[:2])
     await chat.aflush()
@@ -565,6 +574,7 @@ async def test_an_analysis_that_fails_changes_nothing_and_is_done_later(
 
 
 async def test_a_failing_segment_does_not_stop_the_others(storage: Storage) -> None:
+    """Case 40: one hot segment does not block others."""
     llm = Analyst(
         profile=lambda p: RuntimeError("no") if "Tom" in p.split("<conversation>")[1] else answer(profile=["x y"])
     )
@@ -632,6 +642,7 @@ async def test_pages_wait_while_the_model_cannot_be_reached(storage: Storage) ->
 
 
 async def test_a_new_profile_that_lost_most_of_the_old_one_is_refused(storage: Storage) -> None:
+    """Case 40: a failed answer changes nothing."""
     llm = Analyst(profile=answer(profile=["A long sentence about the user." * 3] * 4))
     kept = block(llm)
     chat = memory(storage, kept)
@@ -663,6 +674,7 @@ async def test_model_calls_over_a_hundred_turns_are_one_a_batch_and_two_a_promot
 
 
 async def test_batches_wait_when_the_cap_of_calls_is_reached(storage: Storage, clock: Clock) -> None:
+    """Case 38: calls are metered and capped."""
     llm = Analyst()
     chat = memory(storage, block(llm, max_calls_a_day=4))
     for pair in (*CAT, *TRAIN):
@@ -886,8 +898,8 @@ VECTOR = st.none() | st.tuples(*[st.integers(-3, 3)] * 3)
 def test_ranking_equals_brute_force(many: list[Any], asked: list[str], vector: Any, literal: bool) -> None:
     volumes = [_volume(str(n), " ".join(words), v) for n, (words, v) in enumerate(many)]
     probe = Probe(dict.fromkeys(asked, 1), asked, None if vector is None else unit(vector))
-    measure = likeness(RAW, volumes)
-    weights = rarity(volume.terms for volume in volumes)
+    measure = likeness(RAW, volumes, None if literal else probe.terms)
+    weights = rarity((volume.terms for volume in volumes), None if literal else probe.terms)
 
     def score(volume: Volume) -> float:
         both = probe.vector is not None and volume.vector is not None
@@ -912,10 +924,11 @@ async def test_two_stages_find_what_brute_force_over_their_stages_finds(
     asked = question(asked_text, unit(wordllama_model.get_query_embedding(asked_text)))
     scale = await scale_of(wordllama_model)
     own = reader(storage)
-    segments = [read_segment(record) for record in await own.light("segment")]
-    chosen = {id_ for id_, _ in choose_segments(asked, segments, scale, wordllama_model.model_name, RecallRules())}
+    model = wordllama_model.model_name
+    segments = [volume_of(read_segment(record), model) for record in await own.light("segment")]
+    chosen = {id_ for id_, _ in choose_segments(asked, segments, scale, RecallRules())}
     inside = [page for page in await own.light("page") if page.parent in chosen]
-    vectors = await own.vectors([page.id for page in inside], wordllama_model.model_name)
+    vectors = await own.vectors([page.id for page in inside], model)
     best = choose_pages(asked, page_volumes(inside, vectors), scale, RecallRules(pages=3))
     query = Query(asked_text, storage.clock(), Scope("t", "ann"), (), frozenset(), 10_000, COUNTER)
     items = await kept.recall(query, own)

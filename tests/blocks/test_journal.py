@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -16,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_tiers import ConfigurationError, JournalMemoryBlock, Storage, TieredMemory
-from llama_index_memory_tiers.blocks.journal import Journal
-from llama_index_memory_tiers.blocks.journal_files import OwnerFiles, folder_name
-from llama_index_memory_tiers.blocks.journal_text import heading, inert, read, removed, sections, written
+from llama_index_memory_tiers.blocks.journal.block import Journal
+from llama_index_memory_tiers.blocks.journal.files import OwnerFiles, folder_name
+from llama_index_memory_tiers.blocks.journal.text import heading, inert, read, removed, sections, written
 from llama_index_memory_tiers.records import Scope
 from tests.doubles import Clock, said
 
@@ -174,66 +176,60 @@ async def test_keys_written_at_once_are_all_there(storage: Storage, folder: Path
 WRITER = """
 import sys
 from pathlib import Path
-from llama_index_memory_tiers.blocks.journal_files import OwnerFiles
-from llama_index_memory_tiers.blocks.journal_text import written
+from llama_index_memory_tiers.blocks.journal.files import OwnerFiles
+from llama_index_memory_tiers.blocks.journal.text import written
 files = OwnerFiles(Path(sys.argv[1]), 10_000_000)
-print("ready", flush=True)
-sys.stdin.readline()
-for number in range(int(sys.argv[3])):
-    key = sys.argv[2].format(number=number)
-    files.change_memory(lambda old: written(old, key, f"{number} " * int(sys.argv[4])))
+for number in range(10**9):
+    files.change_memory(lambda old: written(old, "a", f"{number} " * 50_000))
 """
 
 
 @contextlib.contextmanager
-def writing(folder: Path, *jobs: tuple[str, int, int]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that begin together, each writing a key (of a pattern) so often, so many words."""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(folder), *map(str, job)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        for job in jobs
-    ]
-    for child in children:
-        assert child.stdout is not None
-        child.stdout.readline()
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write(b"go\n")
-        child.stdin.flush()
+def writing(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that writes all the time, until it is killed."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     try:
-        yield children
+        yield child
     finally:
-        for child in children:
-            child.communicate()
+        child.kill()
+        child.wait()
 
 
 def test_whoever_reads_and_a_kill_find_the_old_file_or_the_new_one(folder: Path) -> None:
     files = OwnerFiles(folder, 10_000_000)
     seen = set()
-    with writing(folder, ("a", 10**9, 50_000)) as (child,):
+    with writing(folder) as child:
         while len(seen) < 5:
+            assert child.poll() is None
             found = tuple((read(files.memory(), "a") or "").split())
             assert len(found) == 50_000 or (not seen and not found)
             assert len(set(found)) <= 1
             seen.update(found)
-        child.kill()
-        child.wait()
     found = tuple((read(files.memory(), "a") or "").split())
     assert (len(found), len(set(found))) == (50_000, 1)
     files.change_memory(lambda old: written(old, "b", "the lock of the dead one is free"))
     assert read(files.memory(), "b") is not None
 
 
-def test_processes_that_write_at_once_lose_nothing(folder: Path) -> None:
-    with writing(folder, ("one {number}", 15, 1), ("two {number}", 15, 1)) as children:
-        pass
-    assert [child.returncode for child in children] == [0, 0]
-    keys = {section.key for section in sections(OwnerFiles(folder, 10_000_000).memory()) if section.key}
-    assert keys == {f"{name} {number}" for name in ("one", "two") for number in range(15)}
+def test_whoever_writes_waits_for_other_processes(folder: Path) -> None:
+    files = OwnerFiles(folder, 10_000)
+    files.append(date(2026, 3, 2), "first\n")
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one open file is to another what a process is to another
+        writers = [
+            threading.Thread(target=files.append, args=(date(2026, 3, 2), "second\n")),
+            threading.Thread(target=files.change_memory, args=(lambda _: "text\n",)),
+        ]
+        for writer in writers:
+            writer.start()
+        writers[0].join(timeout=0.2)
+        assert (files.memory(), files.day(date(2026, 3, 2))) == ("", "first\n")
+    for writer in writers:
+        writer.join()
+    assert (files.memory(), files.day(date(2026, 3, 2))) == ("text\n", "first\nsecond\n")
 
 
 async def test_a_memory_file_beyond_its_bound_is_refused_and_may_shrink(storage: Storage, folder: Path) -> None:
@@ -408,3 +404,36 @@ def test_an_unknown_zone_is_refused(folder: Path) -> None:
 
 def test_text_that_is_inert_already_stays_so() -> None:
     assert inert("plain\n\ntext") == "plain\n\ntext"
+
+
+@pytest.mark.parametrize("scope", ["user", "session"])
+async def test_forgetting_a_person_deletes_their_folder_and_nobody_elses(tmp_path: Path, scope: str) -> None:
+    block = JournalMemoryBlock(directory=tmp_path / "journals", scope="user" if scope == "user" else "session")
+    async with Storage(tmp_path / "m.db") as storage:
+        memories = {
+            user: TieredMemory(storage=storage, user_id=user, session_id="s", memory_blocks=[block])
+            for user in ("ann", "bob")
+        }
+        for user, memory in memories.items():
+            await memory.aput(said("user", "hello"))
+            await block.of(memory).set("Secret", f"{user} likes plums")
+            await block.of(memory).append("a day")
+        receipt = await memories["ann"].aforget(scope="user")
+        assert receipt.complete
+        assert receipt.removed[block.name] == 2
+        left = [path.read_text() for path in (tmp_path / "journals").rglob("*.md")]
+        assert not any("ann likes" in text for text in left)
+        assert any("bob likes" in text for text in left)
+        assert "plums" not in repr(await memories["ann"].aget("plums"))
+        for memory in memories.values():
+            await memory.aclose()
+
+
+async def test_forgetting_one_session_leaves_what_belongs_to_the_person(tmp_path: Path) -> None:
+    block = JournalMemoryBlock(directory=tmp_path / "journals")
+    async with Storage(tmp_path / "m.db") as storage:
+        memory = TieredMemory(storage=storage, user_id="ann", session_id="s", memory_blocks=[block])
+        await block.of(memory).set("Tea", "green")
+        await memory.aforget(scope="session")
+        assert await block.of(memory).get("Tea") == "green"
+        await memory.aclose()

@@ -15,14 +15,16 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers import (
     EpisodicMemoryBlock,
+    FactProposal,
     HeatMemoryBlock,
     JournalMemoryBlock,
     StaticMemoryBlock,
+    StoredMessage,
     SummaryMemoryBlock,
     VectorMemoryBlock,
     WorkingMemoryBlock,
 )
-from llama_index_memory_tiers.blocks.facts import FactExtractionMemoryBlock
+from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
 from llama_index_memory_tiers.testing import WordLlamaEmbedding
 from llama_index_memory_tiers.testing.contracts import BlockContract
 
@@ -183,6 +185,19 @@ class TestJournalMemoryBlock(_WrittenByHand):
 
     def make_block(self) -> JournalMemoryBlock:
         return JournalMemoryBlock(directory=self.folder)
+
+
+def _find_cats(messages: list[StoredMessage]) -> list[FactProposal]:
+    return [
+        FactProposal(f"The user's cat is called {found[1]}.", "cat", "is called", found[1], said=(message.id,))
+        for message in messages
+        if (found := re.search(r"My cat is called (\w+)", message.text))
+    ]
+
+
+class TestFactExtractionMemoryBlockWithoutAModel(BlockContract):
+    def make_block(self) -> FactExtractionMemoryBlock:
+        return FactExtractionMemoryBlock(extractor=_find_cats)
 
 
 class MentionCounter(BaseMemoryBlock[str]):

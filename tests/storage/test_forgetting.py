@@ -350,6 +350,19 @@ async def test_the_running_turn_as_it_was_said_and_remembered_recalls_go_from_me
     assert storage.records.cached({"u:ada", "s:1"}) == 0
 
 
+async def test_packed_indexes_of_before_go(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_index_memory_tiers.storage.records._PACKED_ROWS", 4)
+    memory = memory_of(storage, VectorMemoryBlock(embed_model=None), token_limit=60)
+    await put_numbered(memory, 1, 6)
+    await memory.aget("question 1")
+    await storage.records.settle()
+    assert await rows(storage, "SELECT * FROM {t}_packs") != []
+    receipt = await memory.aforget(ids=["q1"])
+    assert receipt.complete
+    assert "packs" in receipt.removed
+    assert await rows(storage, "SELECT * FROM {t}_packs") == []
+
+
 async def test_tombstones_take_no_part_in_the_size_of_the_window(storage: Storage) -> None:
     memory = memory_of(storage)
     await put_numbered(memory, 1, 4)
@@ -561,11 +574,10 @@ async def test_a_block_that_is_not_ours_makes_the_receipt_incomplete(storage: St
     assert receipt.pending == ()
 
 
-async def test_the_window_in_a_chat_store_of_yours_goes_with_the_session_or_is_named_as_out_of_reach(
-    make_storage: MakeStorage,
-) -> None:
-    store = SQLAlchemyChatStore(table_name="theirs")
-    memory = memory_of(make_storage("private"), chat_store=store)
+async def test_the_window_in_a_chat_store_of_yours_goes_with_the_session_or_is_named_as_out_of_reach() -> None:
+    engine = create_async_engine("sqlite+aiosqlite:///:memory:")
+    store = SQLAlchemyChatStore(table_name="theirs", async_engine=engine)
+    memory = TieredMemory(chat_store=store, user_id="ada", session_id="chat")
     await put_numbered(memory, 1, 2)
     by_time = await memory.aforget(before=datetime(2000, 1, 1, tzinfo=timezone.utc))
     assert by_time.pending == ("chat store",)
@@ -573,6 +585,8 @@ async def test_the_window_in_a_chat_store_of_yours_goes_with_the_session_or_is_n
     assert whole.complete
     assert whole.removed["chat store"] == 4
     assert await texts(memory) == []
+    await memory.aclose()
+    await engine.dispose()
 
 
 # --- interrupted ------------------------------------------------------------------------------------------------
@@ -609,6 +623,22 @@ async def test_a_lost_reply_leaves_no_second_job(storage: Storage) -> None:
     assert receipt.complete
     assert receipt.removed["messages"] == 2
     assert await rows(storage, "SELECT * FROM {t}_forgetting") == []
+
+
+async def test_what_a_failed_call_has_left_is_finished_by_the_next_call(storage: Storage) -> None:
+    memory = memory_of(storage)
+    await put_numbered(memory, 1, 2)
+    await memory.aput(said("user", SECRET), uid="s")
+
+    def fail(name: str) -> None:
+        if name == "forget.noted":
+            raise ConnectionAbortedError
+
+    with failpoints.armed(fail), pytest.raises(ConnectionAbortedError):
+        await memory.aforget(filter=ForgetFilter(contains=SECRET))
+    assert SECRET in await everything_written(storage)
+    assert (await memory.aforget(ids=["q1"])).complete
+    assert SECRET not in await everything_written(storage)
 
 
 async def test_finished_jobs_whose_receipt_nobody_read_are_removed_after_a_day(make_storage: MakeStorage) -> None:

@@ -20,8 +20,8 @@ from llama_index_memory_tiers.blocks.heat.promotion import (
 )
 from llama_index_memory_tiers.blocks.heat.segments import Filing, Likeness, Probe, Segment, Volume, probe_of
 from llama_index_memory_tiers.errors import ModelCallsUnavailableError
-from llama_index_memory_tiers.extraction import spoken
-from llama_index_memory_tiers.insight import (
+from llama_index_memory_tiers.extraction.facts import spoken
+from llama_index_memory_tiers.extraction.insight import (
     INSIGHT_VERSION,
     Meter,
     Note,

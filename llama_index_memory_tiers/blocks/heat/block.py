@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
-from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.llms import LLM
-from llama_index.core.settings import Settings
 from pydantic import Field, PrivateAttr
 
-from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.base import Query
 from llama_index_memory_tiers.blocks.desk import Holder
-from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts
 from llama_index_memory_tiers.blocks.heat import hands
 from llama_index_memory_tiers.blocks.heat.analysis import Analyst, Before, told_pages
-from llama_index_memory_tiers.blocks.heat.calibration import scale_of, unit
-from llama_index_memory_tiers.blocks.heat.merging import METER, Calls, HeatDraft, merge_heat, reads_of
+from llama_index_memory_tiers.blocks.heat.merging import Calls, HeatDraft, merge_heat, reads_of
+from llama_index_memory_tiers.blocks.heat.models import ModelledBlock, llm_name
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
-from llama_index_memory_tiers.blocks.heat.pages import Page, Vector, cut, embedded_text, extended, make_page, told
-from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, PROFILE, USER, Promotion, side
+from llama_index_memory_tiers.blocks.heat.pages import Page, cut, extended, make_page, told
+from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, USER, Promotion, side
 from llama_index_memory_tiers.blocks.heat.recall import (
     RecallRules,
+    Shelf,
     choose_knowledge,
     choose_pages,
     choose_segments,
+    fill_shelf,
     knowledge_item,
     page_item,
-    page_volumes,
+    pages_of,
     profile_item,
     question,
 )
@@ -40,16 +37,16 @@ from llama_index_memory_tiers.blocks.heat.segments import (
     Filing,
     FilingRules,
     Likeness,
+    Probe,
     Segment,
     file_pages,
     read_segment,
 )
 from llama_index_memory_tiers.budget import Item, TokenCounter
-from llama_index_memory_tiers.errors import EmbeddingError
-from llama_index_memory_tiers.events import BlockFailed, ModelCalled, TiersReport, emit
-from llama_index_memory_tiers.heat import RAW, Policy, Scale, Tenant, eviction_order
-from llama_index_memory_tiers.insight import Meter
-from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope
+from llama_index_memory_tiers.events import TiersReport
+from llama_index_memory_tiers.extraction.insight import Meter
+from llama_index_memory_tiers.heat import Scale, Tenant, eviction_order
+from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record
 from llama_index_memory_tiers.retention import Holding
 from llama_index_memory_tiers.storage import OwnerReader, Visits, codec, new_id
 from llama_index_memory_tiers.text import analyse
@@ -63,16 +60,7 @@ _EMBEDDED_CHARACTERS = 4000
 _ANALYSIS_SHARE = 0.5
 
 
-def _llm_of_settings() -> LLM | None:
-    # The public property would look for OpenAI's when nothing is set.
-    return Settings._llm  # noqa: SLF001
-
-
-def _embed_model_of_settings() -> BaseEmbedding | None:
-    return Settings._embed_model  # noqa: SLF001  # as above
-
-
-class HeatMemoryBlock(TieredMemoryBlock):
+class HeatMemoryBlock(ModelledBlock):
     """Remembers by topic: what one keeps coming back to becomes a profile and knowledge, what cools down leaves.
 
     Pages (a question with its answer) are filed under segments (topics). A segment's heat grows with its pages and
@@ -104,8 +92,6 @@ class HeatMemoryBlock(TieredMemoryBlock):
     """
 
     name: str = "HeatMemory"
-    llm: LLM | None = Field(default_factory=_llm_of_settings)
-    embed_model: BaseEmbedding | None = Field(default_factory=_embed_model_of_settings)
     short_term_capacity: int = Field(default=10, ge=0, le=100)
     mid_term_capacity: int = Field(default=2000, ge=1)
     long_term_knowledge_capacity: int = Field(default=100, ge=1)
@@ -118,15 +104,10 @@ class HeatMemoryBlock(TieredMemoryBlock):
     heat_tau_hours: float = Field(default=24.0, gt=0)
     grace_hours: float = Field(default=24.0, ge=0)
     knowledge_overflow: Literal["importance", "fifo"] | None = None
-    policy: Policy = "heat"
-    model_seconds: float = Field(default=30.0, gt=0)
-    max_calls_a_day: int | None = Field(default=None, ge=0)
     absorb_every: int = Field(default=10, ge=1)
     batch_tokens: int = Field(default=8000, ge=1)
     timeout_seconds: float = Field(default=180.0, gt=0)
     _new_id: Callable[[], str] = PrivateAttr(default_factory=lambda: new_id)
-    _scale: Scale | None = PrivateAttr(default=None)
-    _unsettled: dict[tuple[str, str], int] = PrivateAttr(default_factory=dict)
 
     @property
     def uses_model(self) -> bool:  # type: ignore[override]  # of ours it is the only one that may do without
@@ -251,7 +232,7 @@ class HeatMemoryBlock(TieredMemoryBlock):
         hot.sort(key=lambda one: (-heats[one.id], one.id))
         analyst = Analyst(
             llm=self.llm,
-            model=_llm_name(self.llm),
+            model=llm_name(self.llm),
             reader=reader,
             meter=meter,
             count=counter.text,
@@ -292,11 +273,7 @@ class HeatMemoryBlock(TieredMemoryBlock):
         """File the pages, apply what was analysed, keep the bounds."""
         return merge_heat(draft, records)
 
-    # -- models ----------------------------------------------------------------------------------------------
-
-    @property
-    def _model(self) -> str:
-        return "" if self.embed_model is None else self.embed_model.model_name
+    # -- settings --------------------------------------------------------------------------------------------
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -313,136 +290,40 @@ class HeatMemoryBlock(TieredMemoryBlock):
             return self.knowledge_overflow
         return "fifo" if self.policy == "memoryos" else "importance"
 
-    def _meter_id(self, owner: str) -> str:
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{owner}/{self.key}/{METER}"))
-
-    async def _meter(self, reader: OwnerReader, calls: Calls, counter: TokenCounter, scope: Scope) -> Meter:
-        """What may be spent now: what other batches of the day have paid is on record, what failed here is not."""
-
-        def report(purpose: str, seconds: float, tokens: int, error: str | None) -> None:
-            emit(
-                ModelCalled(
-                    session_id=scope.session_id,
-                    block=self.key,
-                    purpose=purpose,
-                    seconds=seconds,
-                    tokens=tokens,
-                    error=error,
-                )
-            )
-
-        left = None
-        if self.max_calls_a_day is not None and self.llm is not None:
-            known = await reader.by_ids([calls.id])
-            data = known[0].data if known else {}
-            spent = int(data.get("today", 0)) if data.get("day") == calls.day else 0
-            left = max(0, self.max_calls_a_day - spent - self._unsettled.get((reader.owner, calls.day), 0))
-        return Meter(left, counter.text, report)
-
-    def _unsettle(self, owner: str, day: str, calls: int) -> None:
-        """Remember calls that were paid for nothing: no merge writes them down."""
-        today = {key: count for key, count in self._unsettled.items() if key[1] == day}
-        today[owner, day] = today.get((owner, day), 0) + calls
-        self._unsettled = today
-
-    async def _scaled(self) -> Scale:
-        if self.embed_model is None or self.policy == "memoryos":
-            return RAW
-        if self._scale is None:
-            self._scale = await scale_of(self.embed_model)
-        return self._scale
-
-    async def _vectors(self, texts: Sequence[str], scope: Scope) -> list[Vector | None]:
-        if self.embed_model is None or not texts:
-            return [None] * len(texts)
-        # Tokenizers and HTTP clients refuse lone surrogates, some models texts without any.
-        asked = {at: clean for at, text in enumerate(texts) if (clean := codec.storable(text).strip())}
-        rows = (
-            await embed_texts(self.embed_model, [text[:_EMBEDDED_CHARACTERS] for text in asked.values()])
-            if asked
-            else []
-        )
-        vectors = {at: unit(row) for at, row in zip(asked, rows, strict=True)}
-        if any(vector is None for vector in vectors.values()):
-            emit(BlockFailed(session_id=scope.session_id, block=self.key, error=EmbeddingError.__name__))
-        return [vectors.get(at) for at in range(len(texts))]
-
-    async def _embedded(self, pages: Sequence[Page], scope: Scope) -> list[Page]:
-        vectors = await self._vectors([embedded_text(page) for page in pages], scope)
-        return [replace(page, vector=vector) for page, vector in zip(pages, vectors, strict=True)]
-
-    async def _with_vectors(self, promotions: Sequence[Promotion], scope: Scope) -> list[Promotion]:
-        """Knowledge is found by meaning as well."""
-        if self.embed_model is None:
-            return list(promotions)
-        notes = [note for promotion in promotions for note in promotion.knowledge]
-        vectors = dict(
-            zip((note.id for note in notes), await self._vectors([n.text for n in notes], scope), strict=True)
-        )
-
-        def found(note: NewRecord) -> NewRecord:
-            vector = vectors[note.id]
-            if vector is None:
-                return note
-            return replace(note, vector=tuple(map(float, vector)), model=self._model)
-
-        return [replace(one, knowledge=tuple(map(found, one.knowledge))) for one in promotions]
-
-    def _failed(self, scope: Scope, error: Exception) -> None:
-        emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
-
     # -- recall ----------------------------------------------------------------------------------------------
 
     async def recall(self, query: Query, reader: OwnerReader) -> Sequence[Item]:
         """Offer the profile, then knowledge and pages that have to do with the request, best first."""
-        profiles = await reader.light(PROFILE)
-        shown = [profile_item(profiles[-1])] if profiles else []
+        shelf: Shelf = await reader.remembered("shelf", lambda: fill_shelf(reader, self._model))
+        shown = [profile_item(shelf.profile)] if shelf.profile is not None else []
         text = codec.storable(query.text)
         if not text.strip():
             return shown
         scale = await self._scaled_quietly(query)
         asked = question(text, await self._query_vector(text, query))
         rules = RecallRules(pages=self.retrieval_queue_capacity, literal=self.policy == "memoryos")
-        pages = await self._recalled_pages(asked, scale, rules, query, reader)
+        pages = await self._recalled_pages(asked, scale, rules, query, reader, shelf)
         known: list[Item] = []
-        records = await reader.light(KNOWLEDGE)
-        vectors = await reader.vectors([one.id for one in records], self._model if asked.vector is not None else "")
         for whose in (USER, f"agent/{query.scope.agent_id or ''}"):
-            mine = [record for record in records if side(record) == whose]
-            known += [knowledge_item(*pair) for pair in choose_knowledge(asked, mine, vectors, scale, rules)]
+            mine = [pair for pair in shelf.known if side(pair[0]) == whose]
+            known += [knowledge_item(*pair) for pair in choose_knowledge(asked, mine, scale, rules)]
         return [*shown, *sorted([*pages, *known], key=lambda item: -item.score)]
 
     async def _recalled_pages(
-        self, asked: Any, scale: Scale, rules: RecallRules, query: Query, reader: OwnerReader
+        self, asked: Probe, scale: Scale, rules: RecallRules, query: Query, reader: OwnerReader, shelf: Shelf
     ) -> list[Item]:
-        segments = [read_segment(record) for record in await reader.light(SEGMENT)]
-        if len(segments) > _THREAD_SEGMENTS:
-            chosen = await asyncio.to_thread(choose_segments, asked, segments, scale, self._model, rules)
+        if len(shelf.segments) > _THREAD_SEGMENTS:
+            chosen = await asyncio.to_thread(choose_segments, asked, shelf.segments, scale, rules)
         else:
-            chosen = choose_segments(asked, segments, scale, self._model, rules)
-        parts = await reader.parts_of([id_ for id_, _ in chosen], PAGE)
-        vectors = await reader.vectors([page.id for page in parts], self._model) if asked.vector is not None else {}
-        best = choose_pages(asked, page_volumes(parts, vectors), scale, rules)
-        messages = await reader.messages_behind([id_ for id_, _ in best])
-        by_id = {page.id: page for page in parts}
-        items = [page_item(by_id[id_], messages.get(id_, []), score) for id_, score in best]
+            chosen = choose_segments(asked, shelf.segments, scale, rules)
+        volumes = await pages_of(shelf, [id_ for id_, _ in chosen], reader, self._model)
+        best = choose_pages(asked, volumes, scale, rules)
+        # Texts come from SQL whatever is remembered, so that nothing that was forgotten is shown.
+        ids = [id_ for id_, _ in best]
+        messages = await reader.messages_behind(ids)
+        there = {page.id: page for page in await reader.by_ids(ids) if page.live}
+        items = [page_item(there[id_], messages.get(id_, []), score) for id_, score in best if id_ in there]
         return [item for item in items if item.sources and not item.sources <= query.visible]
-
-    async def _scaled_quietly(self, query: Query) -> Scale:
-        try:
-            return await self._scaled()
-        except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find pages
-            self._failed(query.scope, error)
-            return RAW
-
-    async def _query_vector(self, text: str, query: Query) -> Vector | None:
-        if self.embed_model is None:
-            return None
-        try:
-            return unit(await embed_query(self.embed_model, text[:_EMBEDDED_CHARACTERS]))
-        except Exception as error:  # noqa: BLE001  # as above
-            self._failed(query.scope, error)
-            return None
 
     def holding(self, record: Record, visits: Visits | None, now: datetime) -> Holding:
         """A record as seen by who decides what may leave; segments have a heat."""
@@ -485,6 +366,31 @@ class HeatMemoryBlock(TieredMemoryBlock):
         """
         await hands.roll_back(memory.desk(self.name), version)
 
+    async def aset_profile(self, memory: Holder, text: str) -> bool:
+        """Write the profile by hand, as its next version.
+
+        Args:
+            memory: The memory that uses this block.
+            text: One sentence a line; secrets are taken out.
+
+        Returns:
+            Whether it says anything that no version said.
+        """
+        return await hands.set_profile(memory.desk(self.name), text)
+
+    async def alearn(self, memory: Holder, notes: Sequence[tuple[datetime, str, bool]]) -> int:
+        """Add knowledge by hand.
+
+        Args:
+            memory: The memory that uses this block.
+            notes: For each when it was said (aware), the text, and whether it is about the assistant.
+
+        Returns:
+            How many were new.
+        """
+        desk = memory.desk(self.name)
+        return await hands.learn(desk, notes, self.long_term_knowledge_capacity, self._overflow)
+
     async def apin(self, memory: Holder, segment: str, *, pinned: bool = True) -> None:
         """Keep a segment whatever its heat; or, with `pinned=False`, no longer.
 
@@ -497,13 +403,3 @@ class HeatMemoryBlock(TieredMemoryBlock):
             ConfigurationError: There is no such segment.
         """
         await hands.pin(memory.desk(self.name), segment, pinned=pinned)
-
-
-def _llm_name(llm: LLM) -> str:
-    name = getattr(llm, "model", None)
-    if isinstance(name, str) and name:
-        return name
-    try:
-        return llm.metadata.model_name
-    except ValueError:  # some integrations refuse models whose context window they do not know
-        return llm.class_name()

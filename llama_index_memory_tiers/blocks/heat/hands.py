@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.blocks.heat.merging import METER
-from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, PROFILE, profile_record, version
+from llama_index_memory_tiers.blocks.heat.promotion import (
+    AGENT,
+    KNOWLEDGE,
+    PROFILE,
+    USER,
+    LongTerm,
+    profile_record,
+    version,
+)
 from llama_index_memory_tiers.blocks.heat.segments import KIND, read_segment, segment_record
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.events import SegmentView, TiersReport, TierView
-from llama_index_memory_tiers.records import Changes, Reads, Record, StoredMessage
+from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record, StoredMessage
 from llama_index_memory_tiers.storage import OwnerReader
+from llama_index_memory_tiers.text import analyse
 
 _HOTTEST = 10
 _PENDING_ROWS = 10_000
@@ -80,6 +89,62 @@ async def roll_back(desk: Desk, number: int) -> None:
         return Changes(add=(record,), supersede={current.id: record.id})
 
     await desk.change(merge, Reads(kinds=(PROFILE,)))
+
+
+async def learn(
+    desk: Desk, notes: Sequence[tuple[datetime, str, bool]], capacity: int, by: Literal["importance", "fifo"]
+) -> int:
+    """Add knowledge by hand: what is known is not added twice, and what is too much leaves.
+
+    Args:
+        desk: The block's.
+        notes: When it was said, the text, and whether it is about the assistant.
+        capacity: How many are kept on each side.
+        by: What leaves first.
+
+    Returns:
+        How many were new.
+    """
+    records = [
+        NewRecord(
+            id=desk.new_id(),
+            kind=KNOWLEDGE,
+            text=text,
+            data={"about": AGENT if agent else USER} | ({"agent": desk.scope.agent_id} if agent else {}),
+            said_at=said_at,
+            terms=analyse(text),
+            tokens=desk.counter.text(text),
+        )
+        for said_at, given, agent in notes
+        if (text := " ".join(desk.redacted(given).split()))
+    ]
+    learnt = 0
+
+    def merge(known: Sequence[Record]) -> Changes:
+        nonlocal learnt
+        long = LongTerm(None, {record.id: record for record in known})
+        learnt = sum([long.learn(record) for record in records])
+        long.shrink(capacity, desk.now(), by)
+        return Changes(add=tuple(long.add.values()), supersede=long.supersede, archive=tuple(long.archive))
+
+    await desk.change(merge, Reads(kinds=(KNOWLEDGE,)))
+    return learnt
+
+
+async def set_profile(desk: Desk, text: str) -> bool:
+    """Write a profile by hand, as its next version; whether it says anything new."""
+    told, id_ = desk.redacted(text).strip(), desk.new_id()
+    reader = await desk.reader()
+    if not told or told in {record.text for record in await reader.history(PROFILE)}:
+        return False
+
+    def merge(records: Sequence[Record]) -> Changes:
+        current = records[-1] if records else None
+        record = profile_record(told, current, (), desk.now(), data={}, new_id=lambda: id_, count=desk.counter.text)
+        return Changes(add=(record,), supersede={} if current is None else {current.id: id_})
+
+    await desk.change(merge, Reads(kinds=(PROFILE,)))
+    return True
 
 
 async def pin(desk: Desk, segment: str, *, pinned: bool) -> None:

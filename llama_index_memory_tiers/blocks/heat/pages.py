@@ -131,9 +131,8 @@ def make_page(block: str, messages: Sequence[StoredMessage]) -> Page:
     terms = strongest(analyse(text), _MOST_TERMS)
     # A question tells the topic; the answer is longer and wanders.
     asked = analyse(question)
-    ranked = sorted(terms, key=lambda term: (-(terms[term] + 2 * (term in asked)), list(terms).index(term)))
-    keys = tuple(ranked[:_MOST_KEYS])
-    written = surface(text[:_KEYWORD_CHARACTERS])
+    keys = tuple(sorted(terms, key=lambda term: -(terms[term] + 2 * (term in asked)))[:_MOST_KEYS])
+    written = surface(text[:_KEYWORD_CHARACTERS], keys)
     return Page(
         id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{block}/{first.place[0]}/{first.seq}/{first.id}")),
         messages=tuple(messages),
@@ -159,12 +158,16 @@ def strongest(terms: Mapping[str, int], most: int) -> dict[str, int]:
     return {term: count for term, count in terms.items() if term in chosen}
 
 
-def surface(text: str) -> dict[str, str]:
-    """How the terms of a text are written in it: term → word."""
+def surface(text: str, wanted: Iterable[str]) -> dict[str, str]:
+    """How terms of a text are written in it: term → word; those that are no single word are missing."""
+    missing = set(wanted)
     found: dict[str, str] = {}
-    for word in _WORD.findall(text):
-        for term in analyse(word):
-            found.setdefault(term, word.strip(".'’-"))
+    for word in dict.fromkeys(_WORD.findall(text)):
+        if not missing:
+            break
+        for term in missing.intersection(analyse(word)):
+            found[term] = word.strip(".'’-")
+        missing.difference_update(found)
     return found
 
 

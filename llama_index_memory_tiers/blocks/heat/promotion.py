@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from llama_index_memory_tiers.extraction.insight import INSIGHT_VERSION, Note
 from llama_index_memory_tiers.heat import Known, overflow_order
-from llama_index_memory_tiers.insight import INSIGHT_VERSION, Note
 from llama_index_memory_tiers.records import NewRecord, Place, Record, aware
 from llama_index_memory_tiers.retention import plain_words, same_note
 from llama_index_memory_tiers.text import analyse

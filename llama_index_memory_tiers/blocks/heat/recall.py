@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
 from llama_index_memory_tiers.blocks.heat.pages import Vector, page_terms
-from llama_index_memory_tiers.blocks.heat.promotion import AGENT
-from llama_index_memory_tiers.blocks.heat.segments import Likeness, Probe, Segment, Volume, likeness, ranked, volume_of
+from llama_index_memory_tiers.blocks.heat.promotion import AGENT, KNOWLEDGE, PROFILE
+from llama_index_memory_tiers.blocks.heat.segments import KIND as SEGMENT
+from llama_index_memory_tiers.blocks.heat.segments import Probe, Volume, likeness, ranked, read_segment, volume_of
 from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.heat import Scale
 from llama_index_memory_tiers.instructions import looks_like_instruction
 from llama_index_memory_tiers.records import Record, StoredMessage
+from llama_index_memory_tiers.storage import OwnerReader
 from llama_index_memory_tiers.text import analyse, day_label, escape
 
 _MESSAGE_CHARACTERS = 1500
@@ -43,12 +46,77 @@ def question(text: str, vector: Vector | None) -> Probe:
     return Probe(terms, tuple(terms), vector)
 
 
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """What recall reads of an owner's records, until they change.
+
+    Args:
+        segments: All of them.
+        pages: Of the segments that were looked into.
+        known: Knowledge, with what each piece is compared by.
+        profile: The current one.
+    """
+
+    segments: tuple[Volume, ...]
+    known: tuple[tuple[Record, Volume], ...]
+    profile: Record | None
+    pages: dict[str, list[Volume]] = field(default_factory=dict)
+
+
+async def fill_shelf(reader: OwnerReader, model: str) -> Shelf:
+    """Read an owner's segments, knowledge and profile.
+
+    Args:
+        reader: The owner's records.
+        model: Name of the embedding model; '' for none.
+
+    Returns:
+        The shelf; pages come with `pages_of`.
+    """
+    segments = [read_segment(record) for record in await reader.light(SEGMENT)]
+    known = await reader.records(KNOWLEDGE)
+    vectors = await reader.vectors([one.id for one in known], model)
+    profiles = await reader.light(PROFILE)
+    return Shelf(
+        segments=tuple(volume_of(segment, model) for segment in segments),
+        known=tuple((one, _note_volume(one, vectors.get(one.id))) for one in known),
+        profile=profiles[-1] if profiles else None,
+    )
+
+
+def _note_volume(note: Record, vector: Vector | None) -> Volume:
+    terms = analyse(note.text)
+    return Volume(note.id, terms, tuple(terms), vector)
+
+
+async def pages_of(shelf: Shelf, segments: Sequence[str], reader: OwnerReader, model: str) -> list[Volume]:
+    """The pages of segments, as something to compare with; each segment is read once.
+
+    Args:
+        shelf: Keeps what was read.
+        segments: Ids, in the order in which the pages are wanted.
+        reader: The owner's records.
+        model: Name of the embedding model; '' for none.
+
+    Returns:
+        The pages.
+    """
+    missing = [one for one in segments if one not in shelf.pages]
+    if missing:
+        found = await reader.parts_of(missing, PAGE)
+        vectors = await reader.vectors([page.id for page in found], model)
+        read: dict[str, list[Volume]] = {one: [] for one in missing}
+        for page, volume in zip(found, page_volumes(found, vectors), strict=True):
+            read[page.parent or ""].append(volume)
+        shelf.pages.update(read)
+    return [volume for one in segments for volume in shelf.pages[one]]
+
+
 def choose_segments(
-    asked: Probe, segments: Sequence[Segment], scale: Scale, model: str, rules: RecallRules
+    asked: Probe, volumes: Sequence[Volume], scale: Scale, rules: RecallRules
 ) -> list[tuple[str, float]]:
     """First stage: the segments that a question is about, best first."""
-    volumes = [volume_of(segment, model) for segment in segments]
-    measure = likeness(scale, volumes)
+    measure = likeness(scale, volumes, None if rules.literal else asked.terms)
     return ranked(asked, volumes, measure, least=rules.least, most=rules.segments, literal=rules.literal)
 
 
@@ -62,19 +130,18 @@ def page_volumes(pages: Sequence[Record], vectors: Mapping[str, Vector]) -> list
 
 def choose_pages(asked: Probe, volumes: Sequence[Volume], scale: Scale, rules: RecallRules) -> list[tuple[str, float]]:
     """Second stage: the pages that answer best, best first."""
-    measure = likeness(scale, volumes)
+    measure = likeness(scale, volumes, None if rules.literal else asked.terms)
     return ranked(asked, volumes, measure, least=rules.least, most=rules.pages, literal=rules.literal)
 
 
 def choose_knowledge(
-    asked: Probe, known: Sequence[Record], vectors: Mapping[str, Vector], scale: Scale, rules: RecallRules
+    asked: Probe, known: Sequence[tuple[Record, Volume]], scale: Scale, rules: RecallRules
 ) -> list[tuple[Record, float]]:
     """Knowledge that has to do with a question, best first; of equals the newest."""
-    volumes = [Volume(one.id, analyse(one.text), tuple(analyse(one.text)), vectors.get(one.id)) for one in known]
-    measure: Likeness = likeness(scale, volumes)
-    scored = [(measure.answering(asked, volume, literal=rules.literal), at) for at, volume in enumerate(volumes)]
+    measure = likeness(scale, (volume for _, volume in known), None if rules.literal else asked.terms)
+    scored = [(measure.answering(asked, volume, literal=rules.literal), at) for at, (_, volume) in enumerate(known)]
     scored.sort(key=lambda pair: (-pair[0], -pair[1]))
-    return [(known[at], score) for score, at in scored[: rules.knowledge]]
+    return [(known[at][0], score) for score, at in scored[: rules.knowledge]]
 
 
 # --- writing --------------------------------------------------------------------------------------------------

@@ -269,9 +269,9 @@ class Likeness:
         return similarity + coverage(probe.terms, volume.terms, self.weights)
 
 
-def likeness(scale: Scale, volumes: Iterable[Volume]) -> Likeness:
-    """Measure with the rarity of terms among these."""
-    return Likeness(scale, rarity(volume.terms for volume in volumes))
+def likeness(scale: Scale, volumes: Iterable[Volume], only: Collection[str] | None = None) -> Likeness:
+    """Measure with the rarity of terms, of all or `only` of a question's, among these."""
+    return Likeness(scale, rarity((volume.terms for volume in volumes), only))
 
 
 def volume_of(segment: Segment, model: str) -> Volume:

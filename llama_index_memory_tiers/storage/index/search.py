@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from typing_extensions import Self
 
 from llama_index_memory_tiers import scoring
-from llama_index_memory_tiers.errors import EmbeddingError
+from llama_index_memory_tiers.errors import EmbeddingMismatchError
 from llama_index_memory_tiers.records import Place, aware
 from llama_index_memory_tiers.storage.index.pack import pack, unpack
 from llama_index_memory_tiers.storage.index.rows import Array, IndexColumns, IndexRow, term_number, unit
@@ -53,6 +54,29 @@ class IndexQuery:
     sessions: frozenset[int] | None = None
     exclude: frozenset[Place] = frozenset()
     limit: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """What is known of all rows of an owner where only candidates and what stands around them are at hand.
+
+    Args:
+        candidates: Ids of rows that may be hits; the others only stand beside them.
+        rows: How many rows are visible.
+        found: Number of a term → how many visible rows hold it.
+        speakers: Who is heard in them.
+        embedded: How many live rows have an embedding.
+        total: Sum of these embeddings, shape (dimensions,), or `None` for none.
+        lowest: The lowest value of the dense leg among the rows that pass the filters.
+    """
+
+    candidates: frozenset[int]
+    rows: int
+    found: Mapping[int, int]
+    speakers: tuple[str, ...] = ()
+    embedded: int = 0
+    total: Array | None = None
+    lowest: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +129,7 @@ class OwnerIndex:
     def __init__(self, *, dimensions: int | None = None, weights: scoring.Weights | None = None) -> None:
         self.rev = 0
         self.epoch = 0
+        self.compared = False  # whether somebody has looked for embeddings of another model
         self._weights = weights or scoring.Weights()
         self._lock = threading.Lock()
         self._rows = OwnerTable(dimensions)
@@ -116,6 +141,11 @@ class OwnerIndex:
     def dimensions(self) -> int | None:
         """Size of the embeddings, once it is known."""
         return self._rows.dimensions
+
+    @property
+    def embedded(self) -> int:
+        """How many rows have an embedding of that size."""
+        return self._rows.embedded
 
     @property
     def refused_vectors(self) -> int:
@@ -155,18 +185,20 @@ class OwnerIndex:
         index.epoch, index.rev, index._rows = epoch, rev, OwnerTable.of(unpack(body))
         return index
 
-    def search(self, query: IndexQuery) -> list[Hit]:
+    def search(self, query: IndexQuery, corpus: Corpus | None = None) -> list[Hit]:
         """Find what has to do with a question.
 
         Args:
             query: What, and where.
+            corpus: What is known of the owner when these are not all of its rows.
 
         Returns:
             Best first, ties by id: every record that shares a term with the question, stands beside or in a session
             with one that does, or, with a vector, has one. Nothing when the question says nothing.
 
         Raises:
-            EmbeddingError: The question's vector has another size than the records' vectors, or is no vector.
+            EmbeddingMismatchError: The question's vector has another size than the records' vectors.
+            EmbeddingError: It is no vector.
         """
         terms = list(analyse(query.text))[:_MAX_READ_TERMS]
         with self._lock:
@@ -176,7 +208,9 @@ class OwnerIndex:
                 return []
             visible = self._rows.column("live") & (self._rows.column("expires") > aware(query.now).timestamp())
             among = self._among(query, visible)
-            legs, evidence = self._legs(query, terms, vector, visible, among)
+            if corpus is not None:
+                among &= np.isin(self._rows.column("id"), list(corpus.candidates))
+            legs, evidence = self._legs(query, terms, vector, visible, among, corpus)
             if not evidence.any():
                 return []
             score = np.sum(list(legs.values()), axis=0, dtype=np.float32)
@@ -194,11 +228,7 @@ class OwnerIndex:
             return None
         vector = unit(query.vector).astype(np.float32)
         if self._rows.dimensions and vector.size != self._rows.dimensions:
-            raise EmbeddingError(
-                f"A question's embedding has {vector.size} dimensions, the stored ones have {self._rows.dimensions}.",
-                allowed="Question and records need the same embedding model.",
-                remedy="Use the model that the records were stored with, or embed them again.",
-            )
+            raise EmbeddingMismatchError(stored_dimensions=self._rows.dimensions, asked_dimensions=int(vector.size))
         return vector if self._rows.dimensions else None
 
     def _among(self, query: IndexQuery, visible: Array) -> Array:
@@ -222,19 +252,26 @@ class OwnerIndex:
         return among
 
     def _legs(
-        self, query: IndexQuery, terms: list[str], vector: Array | None, visible: Array, among: Array
+        self,
+        query: IndexQuery,
+        terms: list[str],
+        vector: Array | None,
+        visible: Array,
+        among: Array,
+        corpus: Corpus | None,
     ) -> tuple[dict[str, Array], Array]:
         """What each leg gives each row, and which rows have evidence of their own, each of shape (rows,)."""
         weights, zero = self._weights, np.float32(0)
-        legs = {"bm25": np.float32(weights.bm25) * scoring.of_max(self._bm25(terms, visible), among)}
+        legs = {"bm25": np.float32(weights.bm25) * scoring.of_max(self._bm25(terms, visible, corpus), among)}
         evidence = legs["bm25"] > 0
         if vector is not None:
             embedded = among & self._rows.column("embedded")
             evidence |= embedded
-            moved = scoring.off_centre(vector, self._rows.sum, self._rows.embedded).astype(np.float32)
+            moved = self._moved(vector, corpus)
             cosines = _dots(self._rows.vectors[: self._rows.size], moved)
-            legs["dense"] = np.float32(weights.dense) * scoring.min_max(cosines, embedded)
-        spoken = self._named(query, visible)
+            lowest = math.inf if corpus is None else corpus.lowest
+            legs["dense"] = np.float32(weights.dense) * scoring.min_max(cosines, embedded, lowest)
+        spoken = self._named(query, visible, corpus)
         if spoken is not None:
             legs["speaker"] = np.where(spoken[self._rows.column("speaker")] & among, np.float32(weights.speaker), zero)
         dated = self._dated(query)
@@ -244,20 +281,32 @@ class OwnerIndex:
         legs["question"][self._rows.postings.find(term_number(QUESTION))[0]] = -weights.question
         return legs, evidence
 
-    def _bm25(self, terms: list[str], visible: Array) -> Array:
+    def _moved(self, vector: Array, corpus: Corpus | None) -> Array:
+        if corpus is None:
+            return scoring.off_centre(vector, self._rows.sum, self._rows.embedded).astype(np.float32)
+        if corpus.total is None:
+            return vector
+        return scoring.off_centre(vector, corpus.total, corpus.embedded).astype(np.float32)
+
+    def _bm25(self, terms: list[str], visible: Array, corpus: Corpus | None) -> Array:
         """BM25 over windows of messages, shape (rows,)."""
         found = []
         for term in terms:
-            slots, counts = self._rows.postings.find(term_number(term))
+            number = term_number(term)
+            slots, counts = self._rows.postings.find(number)
             seen = visible[slots]
             if seen.any():
-                found.append((slots[seen], counts[seen].astype(np.float32)))
-        found.sort(key=lambda pair: pair[0].size)  # stable: equally rare terms in the order of the question
+                slots = slots[seen]
+                rows = slots.size if corpus is None else max(slots.size, corpus.found.get(number, 0))
+                found.append((rows, slots, counts[seen].astype(np.float32)))
+        found.sort(key=lambda entry: entry[0])  # stable: equally rare terms in the order of the question
         size, total_rows = self._rows.size, int(np.count_nonzero(visible))
+        if corpus is not None:
+            total_rows = max(total_rows, corpus.rows)
         near, norm = self._rows.structure()
         total, window = np.zeros(size + 1, np.float32), np.zeros(size + 1, np.float32)
-        for slots, counts in found[:MAX_QUERY_TERMS]:
-            weight = np.float32(scoring.idf(total_rows, slots.size))
+        for rows, slots, counts in found[:MAX_QUERY_TERMS]:
+            weight = np.float32(scoring.idf(total_rows, rows))
             window[slots] += counts
             reached = [slots]
             for share, neighbour in near:
@@ -270,11 +319,13 @@ class OwnerIndex:
             window[touched] = 0
         return total[:size]
 
-    def _named(self, query: IndexQuery, visible: Array) -> Array | None:
+    def _named(self, query: IndexQuery, visible: Array, corpus: Corpus | None) -> Array | None:
         """True at the numbers of the speakers whom the question names, if it names some and not all."""
         names = self._rows.names["speaker"]
         heard = np.bincount(self._rows.column("speaker")[visible], minlength=len(names.names)) > 0
         speakers = [name for name, is_heard in zip(names.names, heard.tolist(), strict=True) if is_heard and name]
+        if corpus is not None:
+            speakers = list(dict.fromkeys([*speakers, *corpus.speakers]))
         named = mentions(query.text, speakers)
         return names.table(named) if named and len(named) < len(speakers) else None
 

@@ -1,0 +1,459 @@
+"""VectorMemoryBlock: every message is recallable, by its words and by its meaning."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.llms import LLM
+from llama_index.core.memory.memory_blocks.vector import (
+    DEFAULT_RETRIEVED_TEXT_TEMPLATE,
+)
+from llama_index.core.memory.memory_blocks.vector import (
+    VectorMemoryBlock as _CoreVectorMemoryBlock,
+)
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.settings import Settings
+from llama_index.core.vector_stores.types import BasePydanticVectorStore
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
+
+from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.desk import Desk
+from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
+from llama_index_memory_tiers.blocks.vector.own_store import fused, search_store, store_node
+from llama_index_memory_tiers.blocks.vector.recollections import (
+    KINDS,
+    MESSAGE,
+    NOTE,
+    Found,
+    checked_note,
+    message_line,
+    note_line,
+    read_found,
+    speaker_of,
+    within_quotas,
+)
+from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, StorageError
+from llama_index_memory_tiers.events import BlockFailed, ModelCalled, emit
+from llama_index_memory_tiers.extraction.classes import classify
+from llama_index_memory_tiers.extraction.rewriting import rewrite_question
+from llama_index_memory_tiers.partitions import Partition, WritePolicy, checked_partitions, classify_by_rule, place
+from llama_index_memory_tiers.records import (
+    Batch,
+    Changes,
+    Forgotten,
+    NewRecord,
+    Place,
+    Recollection,
+    Record,
+    Scope,
+    StoredMessage,
+)
+from llama_index_memory_tiers.scoring import age_decay
+from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec
+from llama_index_memory_tiers.text import message_terms
+
+_RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.FUNCTION})
+# Embedding models read a few hundred words; the rest of a long message is found by BM25.
+_EMBEDDED_CHARACTERS = 8000
+# Larger batches are analysed and counted in a thread: 5 million characters take 1.5 s.
+_THREAD_CHARACTERS = 100_000
+# Candidates beyond what fits, so that packing has a choice of lengths.
+_SURPLUS = 1.3
+_FEWEST_HITS = 50
+_TOKENS_A_MESSAGE = 10  # few are shorter, so that the candidates fill any allowance
+_DAY_SECONDS = 86_400
+_MESSAGES_FOR_REWRITING = 6
+
+
+def _embed_model_of_settings() -> BaseEmbedding | None:
+    # Settings.embed_model would resolve OpenAI's when nothing is set.
+    return Settings._embed_model  # noqa: SLF001
+
+
+class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
+    """Remembers every message and recalls those that matter for the current request.
+
+    Hybrid search with an embedding model, BM25 alone without one; no model is asked for that was not given. The
+    arguments of LlamaIndex's block of the same name work; here each message is an item of its own, so that a
+    context is filled by the message.
+
+    Args:
+        vector_store: A LlamaIndex vector store of your own for the dense leg, which must filter by metadata. Texts,
+            words for BM25 and all that decides what is recalled stay in our storage; the store gets ids, vectors and
+            whose they are. While it fails, words find messages.
+        embed_model: Default: `Settings.embed_model` if you have set it; `None` is BM25 alone.
+        similarity_top_k: At most so many messages; default `None`: as many as the token budget holds.
+        retrieval_context_window: How many of the newest messages make the query; default 1, the request itself.
+        format_template: Applied to each message; variable `text`.
+        node_postprocessors: Filter, rerank or rewrite what was found, such as a reranker.
+        query_kwargs: For the vector store.
+        partitions: Parts with a quota and a retention each, such as `Partition.survey()`; default none.
+        classifier: Says which partition a text belongs to: a function of the text, sync or async, or an LLM, which is
+            asked once a batch; default by the survey's word lists. What fails or is unknown is a conversation.
+        write_policy: Which messages are kept, such as `WritePolicy.survey()`; default all.
+        query_llm: Writes each question so that it can be understood alone before it is looked up: one call per context.
+            Default none; a call that fails or takes longer than `query_seconds` leaves the question as it is.
+        query_seconds: Bound of that call, in seconds; default 5.
+        decay_rate: A score is multiplied by exp(-rate · days); .01 halves it in 69.3 days. Default 0.
+    """
+
+    name: str = "RetrievedMessages"
+    priority: int = Field(default=2, ge=0)
+    vector_store: BasePydanticVectorStore | None = None  # type: ignore[assignment]  # optional here
+    embed_model: BaseEmbedding | None = Field(default_factory=_embed_model_of_settings)  # type: ignore[assignment]  # optional here
+    similarity_top_k: int | None = Field(default=None, ge=1)  # type: ignore[assignment]  # optional here
+    retrieval_context_window: int = Field(default=1, ge=1)
+    partitions: tuple[Partition, ...] = ()
+    classifier: Any = Field(default=classify_by_rule, exclude=True)
+    write_policy: WritePolicy | None = Field(default=None, exclude=True)
+    query_llm: LLM | None = Field(default=None, exclude=True)
+    query_seconds: float = Field(default=5.0, gt=0)
+    decay_rate: float = Field(default=0.0, ge=0)
+
+    @field_validator("vector_store", mode="before")
+    @classmethod
+    def validate_vector_store(cls, v: Any) -> Any:
+        """A vector store is optional here, and need not store text."""
+        return v
+
+    @model_validator(mode="after")
+    def _embeds(self) -> Self:
+        if self.vector_store is not None and self.embed_model is None:
+            raise ConfigurationError(
+                "vector_store was given without embed_model.",
+                allowed="A vector store holds embeddings.",
+                remedy="Pass embed_model=… as well, or leave vector_store out: our own search needs neither.",
+            )
+        return self
+
+    @field_validator("partitions")
+    @classmethod
+    def _told_apart(cls, value: tuple[Partition, ...]) -> tuple[Partition, ...]:
+        return checked_partitions(value)
+
+    @field_validator("classifier")
+    @classmethod
+    def _classifies(cls, value: Any) -> Any:
+        if callable(value) or isinstance(value, LLM):
+            return value
+        raise ConfigurationError(
+            f"classifier={value!r:.100} was given.",
+            allowed="It is a function of a text, or a LlamaIndex LLM.",
+            remedy="Pass one of these, or leave it out: word lists decide then.",
+        )
+
+    # -- absorbing -------------------------------------------------------------------------------------------
+
+    async def prepare(
+        self,
+        batch: Batch,
+        reader: OwnerReader,  # noqa: ARG002  # it needs no records
+        counter: TokenCounter,
+    ) -> tuple[NewRecord, ...] | None:
+        """Analyse and embed each message."""
+        told = [(stored, text) for stored in batch.messages if (text := _said(stored)) and self._keeps(text)]
+        if not told:
+            return None
+        texts = [text for _, text in told]
+        vectors = await self._embed([_dense_key(stored, text) for stored, text in told], batch.scope)
+        parts = await self._classified(texts, batch.scope)
+        if sum(map(len, texts)) > _THREAD_CHARACTERS:
+            measured = await asyncio.to_thread(_measured, told, counter)
+        else:
+            measured = _measured(told, counter)
+        records = tuple(
+            NewRecord(
+                id=self._record_id(batch.sid, stored.seq, stored.id),
+                kind=MESSAGE,
+                data={} if part is None else {"partition": part.name},
+                said_at=stored.created_at,
+                expires_at=None if part is None else part.expires_at(stored.created_at),
+                sources=(stored.place,),
+                terms=terms,
+                speaker=speaker_of(stored),
+                tokens=tokens,
+                vector=vector if self.vector_store is None else None,
+                model=self._model,
+            )
+            for (stored, _), (terms, tokens), vector, part in zip(told, measured, vectors, parts, strict=True)
+        )
+        if self.vector_store is not None:
+            # Ids name the message, so that a repeated delivery overwrites; SQL decides what is recalled.
+            pairs = zip(records, vectors, strict=True)
+            nodes = [store_node(one.id, batch.owner, self.key, vector) for one, vector in pairs if vector is not None]
+            if nodes:
+                await self.vector_store.async_add(nodes)
+        return records
+
+    def _keeps(self, text: str) -> bool:
+        return self.write_policy is None or self.write_policy.kept(text)
+
+    async def _classified(self, texts: Sequence[str], scope: Scope) -> list[Partition | None]:
+        """The partition of each text; a classifier that fails delays nothing and loses nothing."""
+        if not self.partitions:
+            return [None] * len(texts)
+        names: Sequence[object]
+        try:
+            names = await self._names_of(texts)
+        except Exception as error:  # noqa: BLE001  # the user's function, or a model
+            emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
+            names = [None] * len(texts)
+        return [place(self.partitions, name) for name in names]
+
+    async def _names_of(self, texts: Sequence[str]) -> Sequence[object]:
+        if isinstance(self.classifier, LLM):
+            return await classify(self.classifier, texts, [partition.name for partition in self.partitions])
+        named = [self.classifier(text) for text in texts]
+        return [await name if isinstance(name, Awaitable) else name for name in named]
+
+    def merge(self, draft: tuple[NewRecord, ...], records: Sequence[Record]) -> Changes:  # noqa: ARG002
+        """Write one reference per message."""
+        return Changes(add=draft)
+
+    async def _embed(self, texts: list[str], scope: Scope) -> list[tuple[float, ...] | None]:
+        if self.embed_model is None:
+            return [None] * len(texts)
+        return usable(await embed_texts(self.embed_model, texts), self._unusable(scope))
+
+    def _unusable(self, scope: Scope) -> BlockFailed:
+        return BlockFailed(session_id=scope.session_id, block=self.key, error=EmbeddingError.__name__)
+
+    @property
+    def _model(self) -> str:
+        if self.embed_model is None or self.vector_store is not None:
+            return ""
+        return self.embed_model.model_name
+
+    def _record_id(self, sid: int, seq: int, uid: str) -> str:
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.key}/{sid}/{seq}/{uid}"))
+
+    @property
+    def holds_external_data(self) -> bool:
+        """Whether the vectors are in a store of yours."""
+        return self.vector_store is not None
+
+    async def forget(self, forgotten: Forgotten) -> None:
+        """Delete nodes from the vector store, those as well whose records were never merged."""
+        if self.vector_store is not None:
+            named = [*forgotten.records, *(self._record_id(*message) for message in forgotten.messages)]
+            nodes = list(dict.fromkeys(named))
+            await self.vector_store.adelete_nodes(nodes)
+            with contextlib.suppress(NotImplementedError):  # not every store can be read by id
+                if left := await self.vector_store.aget_nodes(nodes):
+                    raise StorageError(
+                        f"The vector store of {self.name} still holds {len(left)} of {len(nodes)} deleted nodes.",
+                        allowed="A deleted node is gone.",
+                        remedy="The deletion is tried again at the next start; check the store.",
+                    )
+
+    # -- recall ----------------------------------------------------------------------------------------------
+
+    async def recall(self, query: Query, reader: OwnerReader) -> list[Item]:
+        """Offer messages and notes, the most valuable per token first."""
+        text = codec.storable(self._asked(query))
+        if not text.strip():
+            return []
+        if self.query_llm is not None:
+            text = await self._rewritten(self.query_llm, text, query)
+        limit = max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE)
+        hits = await self._candidates(text, reader, query.scope, query.now, query.visible, limit=limit)
+        found = await read_found(reader, hits if self.partitions else self._enough(hits, query.allowance))
+        if self.partitions:
+            found = within_quotas(found, self.partitions)[: self.similarity_top_k]
+        shown = await self._postprocessed(found, text)
+        return [one.item(self._formatted(line), len(shown) - rank) for rank, (one, line) in enumerate(shown)]
+
+    async def _rewritten(self, llm: LLM, text: str, query: Query) -> str:
+        """The question with a second form of it that can be understood alone."""
+        said = [message.content or "" for message in query.messages if message.content != text]
+        started, error = time.perf_counter(), None
+        try:
+            asking = rewrite_question(llm, text, said[-_MESSAGES_FOR_REWRITING:], today=f"{query.now:%Y-%m-%d}")
+            alone = await asyncio.wait_for(asking, self.query_seconds)
+        except Exception as failure:  # noqa: BLE001  # models raise what they like; the question is there already
+            alone, error = "", type(failure).__name__
+        emit(
+            ModelCalled(
+                session_id=query.scope.session_id,
+                block=self.key,
+                purpose="rewrite the question",
+                seconds=time.perf_counter() - started,
+                tokens=query.counter.text(alone),
+                error=error,
+            )
+        )
+        return codec.storable(f"{text}\n{alone}") if alone else text
+
+    async def _candidates(
+        self, text: str, reader: OwnerReader, scope: Scope, now: datetime, visible: frozenset[Place], *, limit: int
+    ) -> list[Hit]:
+        vector = await self._query_vector(text, scope)
+        store = self.vector_store is not None and vector is not None
+        asked = IndexQuery(
+            text=text,
+            now=now,
+            vector=None if store else vector,
+            kinds=KINDS,
+            blocks=frozenset({self.key}),
+            exclude=visible,
+            limit=limit,
+        )
+        hits = await search(reader, asked, self._model, self._unusable(scope))
+        if store and vector is not None:
+            hits = fused(await self._near(text, vector, visible, reader, scope), hits, limit)
+        return [*sorted(self._decayed(hits, now), key=lambda hit: -hit.score)] if self.decay_rate else hits
+
+    def _decayed(self, hits: Sequence[Hit], now: datetime) -> Iterable[Hit]:
+        for hit in hits:
+            days = 0.0 if hit.said_at is None else (now.timestamp() - hit.said_at) / _DAY_SECONDS
+            # What counts against a record does not fade.
+            yield replace(hit, score=hit.score * age_decay(days, self.decay_rate)) if hit.score > 0 else hit
+
+    # -- by hand ---------------------------------------------------------------------------------------------
+
+    async def remember(
+        self, desk: Desk, content: str, metadata: Mapping[str, Any] | None = None, partition: str | None = None
+    ) -> str:
+        """Store a note of one's own beside the messages; see `TieredMemory.aremember`."""
+        text = desk.redacted(content) if isinstance(content, str) else ""
+        checked_note(content, metadata, partition, self.partitions)
+        now = desk.now()
+        (vector,) = await self._embed([codec.storable(text)[:_EMBEDDED_CHARACTERS]], desk.scope)
+        part = place(self.partitions, partition) if partition else (await self._classified([text], desk.scope))[0]
+        record = NewRecord(
+            id=desk.new_id(),
+            kind=NOTE,
+            text=text,
+            data={"metadata": dict(metadata or {})} | ({} if part is None else {"partition": part.name}),
+            said_at=now,
+            expires_at=None if part is None else part.expires_at(now),
+            terms=message_terms(text, speaker="", when=now),
+            tokens=desk.counter.text(note_line(text) + "\n"),
+            vector=vector if self.vector_store is None else None,
+            model=self._model,
+        )
+        if self.vector_store is not None and vector is not None:
+            await self.vector_store.async_add([store_node(record.id, await desk.owner(), self.key, vector)])
+        await desk.change(lambda _: Changes(add=(record,)))
+        return record.id
+
+    async def find(
+        self,
+        desk: Desk,
+        query: str,
+        top_k: int,
+        partitions: Collection[str] | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002  # the field's word for it
+    ) -> list[Recollection]:
+        """Look messages and notes up; see `TieredMemory.arecall`."""
+        text, reader, limit = codec.storable(query), await desk.reader(), max(_FEWEST_HITS, 2 * top_k)
+        while True:
+            hits = await self._candidates(text, reader, desk.scope, desk.now(), frozenset(), limit=limit)
+            found = [one for one in await read_found(reader, hits) if _passes(one, partitions, filter)]
+            # Filters come before the count: with too few left, more candidates are looked at.
+            if len(found) >= top_k or len(hits) < limit:
+                return [one.recollection() for one in found[:top_k]]
+            limit *= 4
+
+    def _asked(self, query: Query) -> str:
+        if self.retrieval_context_window == 1:
+            return query.text
+        recent = [message.content or "" for message in query.messages[-self.retrieval_context_window :]]
+        return "\n".join(dict.fromkeys([*recent, query.text]))
+
+    async def _query_vector(self, text: str, scope: Scope) -> tuple[float, ...] | None:
+        if self.embed_model is None:
+            return None
+        try:
+            vector = await embed_query(self.embed_model, text[:_EMBEDDED_CHARACTERS])
+        except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find messages
+            emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
+            return None
+        return usable([vector], self._unusable(scope))[0]
+
+    async def _near(
+        self, text: str, vector: Sequence[float], visible: frozenset[Place], reader: OwnerReader, scope: Scope
+    ) -> list[Hit]:
+        """What the vector store finds; when it fails, words still find messages."""
+        assert self.vector_store is not None  # noqa: S101  # asked by the caller
+        try:
+            scores = await search_store(
+                self.vector_store,
+                text,
+                vector,
+                owner=reader.owner,
+                block=self.key,
+                top_k=self.similarity_top_k,
+                settings=self.query_kwargs,
+            )
+        except Exception as error:  # noqa: BLE001  # stores raise what they like
+            emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
+            return []
+        return [hit for hit in await reader.hits_of(scores) if hit.place is None or hit.place not in visible]
+
+    def _enough(self, hits: Sequence[Hit], allowance: int) -> list[Hit]:
+        chosen: list[Hit] = []
+        tokens = 0.0
+        for hit in hits[: self.similarity_top_k]:
+            if tokens > allowance * _SURPLUS:
+                break
+            if hit.tokens <= allowance:  # a message that can never fit must not stand in the way of those that do
+                tokens += hit.tokens
+                chosen.append(hit)
+        return chosen
+
+    async def _postprocessed(self, found: Sequence[Found], text: str) -> list[tuple[Found, str]]:
+        if not self.node_postprocessors or not found:
+            return [(one, one.line) for one in found]
+        by_id = {one.record_id: one for one in found}
+        nodes = [NodeWithScore(node=TextNode(id_=one.record_id, text=one.line), score=one.hit.score) for one in found]
+        for postprocessor in self.node_postprocessors:
+            nodes = await postprocessor.apostprocess_nodes(nodes, query_str=text)
+        return [(by_id[node.node.node_id], node.node.get_content()) for node in nodes if node.node.node_id in by_id]
+
+    def _formatted(self, line: str) -> str:
+        return self.format_template.format(text=line) if self._formats else line
+
+    @property
+    def _formats(self) -> bool:
+        # Pydantic copies defaults, so that identity tells nothing; rendering a template takes 3 ms.
+        template = self.format_template
+        return getattr(template, "template_str", None) != DEFAULT_RETRIEVED_TEXT_TEMPLATE.template_str
+
+
+def _said(stored: StoredMessage) -> str:
+    return stored.text.strip() if stored.role in _RECALLED_ROLES else ""
+
+
+def _measured(told: Sequence[tuple[StoredMessage, str]], counter: TokenCounter) -> list[tuple[Mapping[str, int], int]]:
+    """What each message is found by, and the size of what will be shown."""
+    return [
+        (
+            message_terms(text, speaker=speaker_of(stored), when=stored.created_at),
+            counter.text(message_line(stored) + "\n"),
+        )
+        for stored, text in told
+    ]
+
+
+def _dense_key(stored: StoredMessage, text: str) -> str:
+    speaker = stored.meta.sent_from
+    # Tokenizers and HTTP clients refuse lone surrogates.
+    return codec.storable(f"{speaker}: {text}" if speaker else text)[:_EMBEDDED_CHARACTERS]
+
+
+def _passes(found: Found, partitions: Collection[str] | None, wanted: Mapping[str, Any] | None) -> bool:
+    if partitions is not None and found.partition not in partitions:
+        return False
+    return all(name in found.metadata and found.metadata[name] == value for name, value in (wanted or {}).items())

@@ -1,0 +1,101 @@
+"""Commands that look: inspect, search, why, tiers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index_memory_tiers.blocks import HeatMemoryBlock, VectorMemoryBlock
+from llama_index_memory_tiers.cli.outcome import Outcome
+from llama_index_memory_tiers.display import Grid
+from llama_index_memory_tiers.memory import TieredMemory
+
+
+async def inspect_context(memory: TieredMemory, question: str) -> Outcome:
+    """Say what an agent would be given for a question, and why.
+
+    Args:
+        memory: Whose.
+        question: The request.
+
+    Returns:
+        The report.
+    """
+    report = await memory.aexplain(question)
+    data: dict[str, Any] = {
+        "query": report.query,
+        "limit": report.limit,
+        "tokens": report.tokens,
+        "overflow": report.overflow,
+        "window": {
+            "tokens": report.window_tokens,
+            "messages": report.window_messages,
+            "left_out": report.window_left_out,
+        },
+        "parts": report.parts,
+        "messages": [{"role": each.role.value, "content": each.content} for each in report.messages],
+    }
+    return Outcome(data, report)
+
+
+async def search(memory: TieredMemory, query: str, top_k: int) -> Outcome:
+    """Look up what was said or noted.
+
+    Args:
+        memory: Whose.
+        query: What about.
+        top_k: At most so many.
+
+    Returns:
+        What was found, best first.
+    """
+    if not any(isinstance(block, VectorMemoryBlock) for block in memory.memory_blocks):
+        return Outcome({"found": []}, "Nothing is stored that a vector block could search.")
+    found = await memory.arecall(query, top_k)
+    heads = ("score", "distance", "said at", "by", "text", "id")
+    rows = [
+        (
+            f"{one.score:.3f}",
+            "" if one.distance is None else f"{one.distance:.3f}",
+            f"{one.said_at:%Y-%m-%d %H:%M}",
+            one.metadata.get("sent_from") or one.metadata.get("role", "note"),
+            one.text,
+            one.id,
+        )
+        for one in found
+    ]
+    return Outcome({"found": found}, Grid(heads, rows) if rows else "Nothing was found.")
+
+
+async def why(memory: TieredMemory, id: str) -> Outcome:  # noqa: A002  # the field's word for it
+    """Say where a message or record comes from.
+
+    Args:
+        memory: Whose.
+        id: Public id.
+
+    Returns:
+        Its sources, and what came from it.
+    """
+    found = await memory.awhy(id)
+    return Outcome(found, found)
+
+
+async def tiers(memory: TieredMemory) -> Outcome:
+    """Count what is kept, tier by tier.
+
+    Args:
+        memory: Whose.
+
+    Returns:
+        Messages and records by place, and the tiers of a heat block.
+    """
+    storage, user = memory.storage, memory.user_id
+    session = None if user is not None else memory.session_id
+    kept = await storage.survey.kept(user or "", session, now=storage.now())
+    heads = ("place", "kind", "state", "count", "tokens")
+    rows = [(one.place, one.kind, one.state, one.count, one.tokens) for one in kept]
+    whose = f"user {user}" if user is not None else f"session {memory.session_id}"
+    shown: list[Any] = [Grid(heads, rows, whose) if rows else f"{whose}: nothing is kept."]
+    heat = {b.name: await b.atiers(memory) for b in memory.memory_blocks if isinstance(b, HeatMemoryBlock)}
+    shown += [part for name, report in heat.items() for part in (f"\n{name}", report)]
+    return Outcome({"user": user, "session": session, "kept": kept, "heat": heat}, shown)

@@ -1,0 +1,46 @@
+"""Embeddings from any LlamaIndex model, without holding up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+
+MOST_CHARACTERS = 8000
+"""Embedding models read a few hundred words; the rest of a long text is found by BM25."""
+
+
+async def embed_texts(model: BaseEmbedding, texts: Sequence[str]) -> list[list[float]]:
+    """Embed texts to be stored.
+
+    Args:
+        model: Any; one without an async side of its own works in a thread, as LlamaIndex would run it on the loop.
+        texts: At least one.
+
+    Returns:
+        One row per text, shape (texts, dimensions).
+    """
+    if _synchronous(model):
+        return await asyncio.to_thread(model.get_text_embedding_batch, list(texts))
+    return await model.aget_text_embedding_batch(list(texts))
+
+
+async def embed_query(model: BaseEmbedding, text: str) -> list[float]:
+    """Embed a question; see `embed_texts`."""
+    if _synchronous(model):
+        return await asyncio.to_thread(model.get_query_embedding, text)
+    return await model.aget_query_embedding(text)
+
+
+def has_direction(vector: Sequence[float]) -> bool:
+    """Whether a vector can be compared: neither empty, nor all zero, nor beyond what is finite."""
+    return any(vector) and all(map(math.isfinite, vector))
+
+
+def _synchronous(model: BaseEmbedding) -> bool:
+    kind = type(model)
+    own = kind._aget_text_embedding is not BaseEmbedding._aget_text_embedding  # noqa: SLF001  # nothing public tells
+    batches = kind._aget_text_embeddings is not BaseEmbedding._aget_text_embeddings  # noqa: SLF001  # nothing public tells
+    return not (own or batches)

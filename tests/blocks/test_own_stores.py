@@ -1,0 +1,142 @@
+"""Vector stores that users bring: each finds by meaning, shows each user only their own, and forgets."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doubles import said
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.vector_stores.types import BasePydanticVectorStore
+
+from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers.blocks.vector import block as vector_module
+from llama_index_memory_tiers.testing import HashEmbedding
+
+Made = BasePydanticVectorStore
+
+
+def _integration(name: str) -> Any:
+    try:
+        return importlib.import_module(f"llama_index.vector_stores.{name}")
+    except ImportError:
+        pytest.skip(f"llama-index-vector-stores-{name} is not installed")
+
+
+def _simple(_: Path) -> Made:
+    return SimpleVectorStore()
+
+
+def _qdrant(_: Path) -> Made:
+    from qdrant_client import AsyncQdrantClient, QdrantClient  # noqa: PLC0415  # half a second
+
+    store: Made = _integration("qdrant").QdrantVectorStore(
+        "memories", client=QdrantClient(":memory:"), aclient=AsyncQdrantClient(":memory:")
+    )
+    return store
+
+
+def _chroma(folder: Path) -> Made:
+    module = _integration("chroma")
+    client = importlib.import_module("chromadb").PersistentClient(str(folder / "chroma"))
+    store: Made = module.ChromaVectorStore(chroma_collection=client.create_collection("memories"))
+    return store
+
+
+def _lancedb(folder: Path) -> Made:
+    store: Made = _integration("lancedb").LanceDBVectorStore(uri=str(folder / "lance"), table_name="memories")
+    return store
+
+
+def _duckdb(folder: Path) -> Made:
+    store: Made = _integration("duckdb").DuckDBVectorStore("memories.duckdb", persist_dir=str(folder))
+    return store
+
+
+STORES: dict[str, Callable[[Path], Made]] = {
+    "simple": _simple,
+    "qdrant": _qdrant,
+    "chroma": _chroma,
+    "lancedb": _lancedb,
+    "duckdb": _duckdb,
+}
+
+
+@pytest.fixture(params=list(STORES))
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    return STORES[request.param](tmp_path)
+
+
+@pytest.fixture
+def files(make_storage: Callable[..., Storage]) -> Storage:
+    return make_storage("file")
+
+
+def remembering(storage: Storage, store: Made, model: BaseEmbedding, user: str = "ann") -> TieredMemory:
+    block = VectorMemoryBlock(vector_store=store, embed_model=model)
+    return TieredMemory(storage=storage, user_id=user, session_id=user, memory_blocks=[block], delivery="inline")
+
+
+async def tell(memory: TieredMemory, *texts: str) -> None:
+    for text in texts:
+        await memory.aput_messages([said("user", text), said("assistant", "I see.")])
+    assert (await memory.aflush()).complete
+
+
+async def test_a_store_finds_what_shares_no_word(files: Storage, store: Made, wordllama_model: BaseEmbedding) -> None:
+    memory = remembering(files, store, wordllama_model)
+    await tell(memory, "My physician says to eat less salt.", "We sang in the choir.", "The train was late.")
+    best = (await memory.arecall("doctor's advice on diet"))[0]
+    assert best.text == "My physician says to eat less salt."
+
+
+async def test_words_are_found_beside_it(files: Storage, store: Made) -> None:
+    memory = remembering(files, store, HashEmbedding())
+    await tell(memory, "Order XK-4471 was sent back.", "Order ZZ-9 is on its way.")
+    report = await memory.for_session("asking").aexplain("What became of XK-4471?")
+    best = report.parts[0].kept[0]
+    assert "XK-4471" in best.text
+    assert {"bm25", "store"} <= set(best.legs)
+
+
+async def test_one_store_shows_each_user_only_their_own(files: Storage, store: Made) -> None:
+    first, second = (remembering(files, store, HashEmbedding(), user) for user in ("ann", "ben"))
+    await tell(first, "The lake was cold.")
+    await tell(second, "The lake was warm.")
+    assert "warm" not in str(await first.arecall("lake"))
+    assert "cold" not in str(await second.arecall("lake"))
+
+
+async def test_a_note_by_hand_is_found_by_meaning(files: Storage, store: Made, wordllama_model: BaseEmbedding) -> None:
+    memory = remembering(files, store, wordllama_model)
+    await tell(memory, "We sang in the choir.")
+    note = await memory.aremember("My physician says to eat less salt.")
+    assert (await memory.arecall("doctor's advice on diet"))[0].id == note
+
+
+async def test_what_is_forgotten_is_gone_from_the_store(files: Storage, store: Made) -> None:
+    memory = remembering(files, store, HashEmbedding())
+    await tell(memory, "The lake was cold.")
+    await memory.aremember("The lake is deep.")
+    receipt = await memory.aforget(scope="user")
+    assert receipt.complete, str(receipt)
+    assert await memory.arecall("lake") == []
+
+
+async def test_while_a_store_fails_words_find_messages(files: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[str] = []
+    monkeypatch.setattr(vector_module, "emit", lambda event: failed.append(event.error))
+    store = SimpleVectorStore()
+    memory = remembering(files, store, HashEmbedding())
+    await tell(memory, "The lake was cold.")
+
+    async def away(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(SimpleVectorStore, "aquery", away)
+    assert (await memory.arecall("lake"))[0].text == "The lake was cold."
+    assert failed == ["ConnectionError"]

@@ -1,0 +1,679 @@
+"""The command line: every command on a full, an empty and a damaged store, for people and for machines."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doubles import RecordingBlock, absorb_all, refuse_content, rows, said
+from typer.testing import CliRunner
+
+from llama_index_memory_tiers import ByAge, FactExtractionMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers.cli import doctor, places
+from llama_index_memory_tiers.cli.app import app
+from llama_index_memory_tiers.cli.places import Where
+from llama_index_memory_tiers.records import Scope
+from llama_index_memory_tiers.testing import ScriptedLLM, WordLlamaEmbedding
+
+ROOT = Path(__file__).parent.parent
+FACT = '{"subject": "Ada", "relation": "drinks", "value": "oolong", "fact": "Ada drinks oolong.", "said": [1]}'
+ESCAPE = "\x1b[2J"
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def command(*arguments: str | Path, stdin: str = "", **env: str) -> Ran:
+    """Run a command in this process."""
+    done = CliRunner().invoke(
+        app, [str(each) for each in arguments], input=stdin, env={"MEMORY_TIERS_STORAGE": "", **env}
+    )
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert "Traceback" not in done.output
+    return Ran(done.exit_code, done.stdout, done.stderr)
+
+
+# --- stores ---------------------------------------------------------------------------------------------------
+
+
+async def fill(path: Path, user: str | None, session: str, *texts: str) -> None:
+    async with Storage(path) as storage:
+        blocks = [
+            VectorMemoryBlock(embed_model=WordLlamaEmbedding()),
+            FactExtractionMemoryBlock(llm=ScriptedLLM([FACT] * 9)),
+        ]
+        memory = TieredMemory(storage=storage, user_id=user, session_id=session, memory_blocks=blocks)
+        for text in texts:
+            await memory.aput(said("user", text))
+            await memory.aput(said("assistant", "noted"))
+        await absorb_all(memory)
+        await memory.aclose()
+
+
+async def make_empty(path: Path) -> None:
+    async with Storage(path):
+        pass
+
+
+@pytest.fixture(scope="module")
+def once_full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("full") / "full.db"
+    asyncio.run(
+        fill(path, "ada", "monday", "I drink oolong tea.", "My dog is called Pixel.", f"Odd {ESCAPE} [red]text[/]")
+    )
+    return path
+
+
+@pytest.fixture
+def full(once_full: Path, tmp_path: Path) -> Path:
+    """One person, one session, a vector and a fact block."""
+    return Path(shutil.copy(once_full, tmp_path / "full.db"))
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    path = tmp_path / "empty.db"
+    asyncio.run(make_empty(path))
+    return path
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """No database at all."""
+    path = tmp_path / "damaged.db"
+    path.write_bytes(b"This is no database. " * 500)
+    return path
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Name of a module with factories."""
+    (tmp_path / "yours.py").write_text(
+        """
+from llama_index_memory_tiers import TieredMemory, VectorMemoryBlock
+
+def memory(storage, user_id=None, session_id="worker"):
+    return TieredMemory(storage=storage, user_id=user_id, session_id=session_id, memory_blocks=[VectorMemoryBlock()])
+
+def nonsense():
+    return 7
+
+def broken():
+    raise KeyError("no such model")
+""",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "yours"
+    sys.modules.pop("yours", None)
+
+
+LOOKING = [
+    ["tiers"],
+    ["search", "tea"],
+    ["inspect", "What do I drink?"],
+    ["doctor"],
+    ["reindex"],
+    ["export", "{folder}/out.jsonl"],
+    ["forget", "--contains", "no such text", "--yes"],
+    ["replay", "--memory", "yours:memory"],
+    ["worker", "--memory", "yours:memory", "--once"],
+    ["maintain", "--memory", "yours:memory", "--dry-run"],
+]
+ids = [each[0] for each in LOOKING]
+
+
+def filled_in(arguments: list[str], folder: Path) -> list[str]:
+    return [each.format(folder=folder) for each in arguments]
+
+
+@pytest.mark.parametrize("arguments", LOOKING, ids=ids)
+def test_every_command_is_fine_on_a_full_and_on_an_empty_store(arguments, full, empty, tmp_path, factories):
+    for store in (full, empty):
+        ran = command(*filled_in(arguments, tmp_path), "--storage", store)
+        assert (ran.code, ran.err) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", LOOKING, ids=ids)
+def test_every_command_writes_one_json_document_and_nothing_else(arguments, full, empty, tmp_path, factories):
+    for store in (full, empty):
+        ran = command(*filled_in(arguments, tmp_path), "--storage", store, "--json")
+        assert isinstance(ran.json, dict)
+        assert ran.err == ""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    "arguments", [*LOOKING, ["why", "x"], ["import", "{folder}/in.jsonl"]], ids=[*ids, "why", "import"]
+)
+def test_a_damaged_store_is_an_error_in_three_parts(arguments, as_json, damaged, full, tmp_path, factories):
+    assert command("export", tmp_path / "in.jsonl", "--storage", full).code == 0
+    before = damaged.read_bytes()
+    ran = command(*filled_in(arguments, tmp_path), "--storage", damaged, *(["--json"] if as_json else []))
+    failed_round = arguments[0] == "worker"  # the next round tries again, so it counts instead of ending
+    assert ran.code == 1
+    if as_json and not failed_round:
+        assert ran.json["error"]["kind"] == "StorageError"
+        assert all(ran.json["error"][part] for part in ("given", "allowed", "remedy"))
+    elif not failed_round:
+        assert ran.err.startswith("Error: The database refused")
+        assert len(ran.err.splitlines()) == 3
+    assert damaged.read_bytes() == before
+
+
+@pytest.mark.parametrize("arguments", LOOKING[:7], ids=ids[:7])
+def test_a_misspelt_path_is_refused_and_no_file_is_made(arguments, tmp_path):
+    missing = tmp_path / "missing.db"
+    ran = command(*filled_in(arguments, tmp_path), "--storage", missing)
+    assert ran.code == 2
+    assert "there are none" in ran.err
+    assert not missing.exists()
+
+
+def test_a_database_of_another_program_is_refused_and_left_as_it_is(tmp_path):
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    connection.close()
+    assert command("doctor", "--storage", other).code == 2
+    with sqlite3.connect(other) as connection:
+        assert [row[0] for row in connection.execute("SELECT name FROM sqlite_master")] == ["bookmarks"]
+    connection.close()
+
+
+def test_the_storage_may_stand_in_the_environment_and_has_to_stand_somewhere(full):
+    assert command("tiers", MEMORY_TIERS_STORAGE=str(full)).code == 0
+    ran = command("tiers")
+    assert (ran.code, "MEMORY_TIERS_STORAGE" in ran.err) == (2, True)
+
+
+def test_options_that_do_not_exist_are_usage():
+    assert command("tiers", "--colour").code == 2
+    assert command("no-such-command").code == 2
+
+
+# --- looking --------------------------------------------------------------------------------------------------
+
+
+def test_search_finds_by_meaning_with_the_model_that_made_the_vectors(full):
+    found = command("search", "What is the name of the pet?", "-k", "1", "--storage", full, "--json").json["found"]
+    assert [one["text"] for one in found] == ["My dog is called Pixel."]
+    assert 0 < found[0]["distance"] < 1
+
+
+def test_inspect_shows_what_a_new_conversation_would_be_given_and_which_leg_found_it(full):
+    report = command("inspect", "What do I drink?", "--storage", full, "--json").json
+    texts = "\n".join(message["content"] for message in report["messages"])
+    assert "I drink oolong tea." in texts
+    assert "Ada drinks oolong." in texts
+    assert report["tokens"] <= report["limit"]
+    vector = next(part for part in report["parts"] if part["name"] == "RetrievedMessages")
+    assert "bm25" in vector["kept"][0]["legs"]
+
+
+def test_looking_changes_nothing(full, factories):
+    before = sorted(full.parent.glob("full.db*")), dump(full)
+    for arguments in (
+        *LOOKING[:5],
+        ["inspect", "tea", "--memory", "yours:memory"],
+        ["search", "tea", "--session", "monday"],
+    ):
+        assert command(*arguments, "--storage", full).code == 0
+    assert (sorted(full.parent.glob("full.db*")), dump(full)) == before
+
+
+def dump(path: Path) -> list[str]:
+    with sqlite3.connect(path) as connection:
+        found = list(connection.iterdump())
+    connection.close()
+    return found
+
+
+def test_why_leads_from_a_fact_to_its_message_and_back(full):
+    def kept() -> list[dict[str, Any]]:
+        async def listed() -> list[dict[str, Any]]:
+            async with Storage(full) as storage:
+                return await TieredMemory(storage=storage, user_id="ada", memory_blocks=[]).alist()
+
+        return asyncio.run(listed())
+
+    fact = next(row for row in kept() if row["kind"] == "fact")
+    origin = command("why", fact["id"], "--storage", full, "--json").json
+    assert origin["text"] == "Ada drinks oolong."
+    assert [source["text"] for source in origin["sources"]] == ["I drink oolong tea."]
+    assert origin["about"]["prompt"].startswith("facts-")
+    back = command("why", origin["sources"][0]["id"], "--storage", full, "--json").json
+    assert "Ada drinks oolong." in [one["text"] for one in back["derived"]]
+    assert command("why", "no-such-id", "--storage", full).code == 2
+
+
+def test_why_does_not_answer_for_somebody_else(full):
+    asyncio.run(fill(full, "bob", "tuesday", "I am Bob."))
+    one = command("search", "oolong", "-k", "1", "--user", "ada", "--storage", full, "--json").json["found"][0]["id"]
+    assert command("why", one, "--user", "bob", "--storage", full).code == 2
+    assert command("why", one, "--user", "ada", "--storage", full).code == 0
+
+
+def test_who_is_meant_must_be_said_when_there_are_several(full):
+    asyncio.run(fill(full, "bob", "tuesday", "I am Bob."))
+    ran = command("tiers", "--storage", full)
+    assert (ran.code, "ada" in ran.err, "bob" in ran.err) == (2, True, True)
+    assert command("tiers", "--session", "tuesday", "--storage", full, "--json").json["user"] == "bob"
+    assert command("tiers", "--session", "nowhere", "--storage", full).code == 2
+
+
+def test_sessions_without_a_user_are_looked_at_one_by_one(tmp_path):
+    path = tmp_path / "nobody.db"
+    asyncio.run(fill(path, None, "one", "I like Rome."))
+    assert command("search", "Rome", "--storage", path, "--json").json["found"][0]["text"] == "I like Rome."
+    asyncio.run(fill(path, None, "two", "I like Oslo."))
+    assert command("tiers", "--storage", path).code == 2
+    assert command("search", "Oslo", "--session", "one", "--storage", path, "--json").json["found"] != []
+    texts = [
+        one["text"] for one in command("search", "Oslo", "--session", "one", "--storage", path, "--json").json["found"]
+    ]
+    assert "I like Oslo." not in texts
+
+
+def test_stored_text_can_neither_command_the_terminal_nor_be_taken_for_markup(full):
+    ran = command("search", "odd text", "--storage", full)
+    assert "\x1b" not in ran.out
+    assert "[red]text[/]" in ran.out
+
+
+# --- moving ---------------------------------------------------------------------------------------------------
+
+
+def test_an_export_goes_into_a_new_database_and_is_the_same_there(full, tmp_path):
+    file, copy = tmp_path / "all.jsonl", tmp_path / "copy.db"
+    written = command("export", file, "--storage", full, "--json").json
+    taken = command("import", file, "--storage", copy, "--json").json
+    assert written["messages"] == taken["messages"] == 6
+    assert (
+        command("search", "pet", "--storage", copy, "--json").json
+        == command("search", "pet", "--storage", full, "--json").json
+    )
+    assert command("import", file, "--storage", copy, "--json").json["skipped"] == 1
+
+
+def test_an_export_of_a_session_without_a_user_finds_its_way_home(tmp_path):
+    source, file, copy = tmp_path / "a.db", tmp_path / "one.jsonl", tmp_path / "b.db"
+    asyncio.run(fill(source, None, "one", "I like Rome."))
+    assert command("export", file, "--session", "one", "--storage", source).code == 0
+    assert command("import", file, "--storage", copy).code == 0
+    assert command("search", "Rome", "--storage", copy, "--json").json["found"][0]["text"] == "I like Rome."
+
+
+def test_a_file_that_is_no_export_is_refused(full, tmp_path):
+    file = tmp_path / "cut.jsonl"
+    file.write_text("{}\n", encoding="utf-8")
+    assert command("import", file, "--storage", tmp_path / "new.db").code == 2
+    assert command("import", tmp_path / "nothing", "--storage", tmp_path / "new.db").code == 2
+    assert command("export", tmp_path / "no" / "folder", "--storage", full).code == 2
+
+
+@pytest.mark.parametrize("answer", ["", "n\n", "maybe\n"])
+def test_forget_asks_and_keeps_everything_without_a_yes(answer, full):
+    before = dump(full)
+    ran = command("forget", "--scope", "user", "--user", "ada", "--storage", full, "--json", stdin=answer)
+    assert (ran.code, ran.json) == (1, {"forgotten": False})
+    assert "cannot be undone" in ran.err
+    assert dump(full) == before
+
+
+def test_forget_with_a_yes_leaves_nothing_and_says_so(full):
+    ran = command("forget", "--scope", "user", "--user", "ada", "--storage", full, "--json", stdin="y\n")
+    assert (ran.code, ran.json["complete"]) == (0, True)
+    assert next(one for one in ran.json["entries"] if one["store"] == "messages")["removed"] == 6
+    assert command("tiers", "--user", "ada", "--storage", full, "--json").json["kept"] == []
+
+
+def test_forget_wants_to_be_told_what(full):
+    for arguments in ([], ["--scope", "session"], ["--before", "yesterday"]):
+        ran = command("forget", "--user", "ada", "--yes", *arguments, "--storage", full)
+        assert ran.code == 2, arguments
+        assert len(ran.err.splitlines()) == 3
+    assert command("tiers", "--storage", full, "--json").json["kept"] != []
+
+
+def test_forget_by_text_takes_what_was_learnt_from_it_along(full):
+    command("forget", "--contains", "oolong", "--yes", "--storage", full)
+    left = command("inspect", "What do I drink?", "--storage", full, "--json").out
+    assert "I drink oolong" not in left
+    assert "Ada drinks oolong" not in left
+    assert "Pixel" in left
+
+
+# --- tending --------------------------------------------------------------------------------------------------
+
+
+async def put_only(path: Path, user: str, session: str, text: str) -> None:
+    async with Storage(path) as storage:
+        memory = TieredMemory(storage=storage, user_id=user, session_id=session, memory_blocks=[VectorMemoryBlock()])
+        await memory.astop()
+        await memory.aput(said("user", text))
+        await memory.aput(said("assistant", "noted"))
+        await memory.aclose()
+
+
+def test_a_worker_absorbs_what_is_due_in_anybodys_sessions(tmp_path, factories):
+    path = tmp_path / "waiting.db"
+    for user, session in (("ada", "one"), ("ada", "two"), ("bob", "three")):
+        asyncio.run(put_only(path, user, session, f"{user} in {session}"))
+    assert command("search", "session", "--user", "bob", "--storage", path, "--json").json["found"] == []
+    ran = command("worker", "--once", "--memory", "yours:memory", "--storage", path, "--json")
+    assert ran.code == 0
+    assert ran.json["blocks"] == [
+        {"block": "RetrievedMessages", "absorbed": 6, "pending": 0, "error": None, "parked": 0}
+    ]
+    found = command("search", "in three", "--user", "bob", "--storage", path, "--json").json["found"]
+    assert "bob in three" in [one["text"] for one in found]
+
+
+def test_a_worker_ends_cleanly_on_sigterm(tmp_path, factories):
+    path = tmp_path / "waiting.db"
+    asyncio.run(put_only(path, "ada", "one", "I like Rome."))
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "llama_index_memory_tiers.cli", "worker", "--memory", "yours:memory", "--every", "0.05",
+         "--storage", path, "--json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        for _ in range(600):
+            if not asyncio.run(left(path)):
+                break
+            time.sleep(0.1)
+        worker.send_signal(signal.SIGTERM)
+        out, err = worker.communicate(timeout=60)
+    finally:
+        worker.kill()
+    assert (worker.returncode, err) == (0, "")
+    assert json.loads(out)["blocks"][0]["absorbed"] == 2
+
+
+async def left(path: Path) -> int:
+    async with Storage(path) as storage:
+        return sum(one.messages for one in await storage.survey.waiting(now=storage.now()))
+
+
+def test_replay_tries_the_dead_letters_of_everybody(tmp_path, monkeypatch):
+    path = tmp_path / "dead.db"
+    block = RecordingBlock(on_prepare=refuse_content("poison"))
+
+    async def poison() -> None:
+        async with Storage(path) as storage:
+            for user in ("ada", "bob"):
+                memory = TieredMemory(storage=storage, user_id=user, session_id="one", memory_blocks=[block])
+                await memory.astop()
+                await memory.aput(said("user", "poison"))
+                await memory.aput(said("assistant", "noted"))
+                await absorb_all(memory)
+                await memory.aclose()
+
+    asyncio.run(poison())
+    problems = command("doctor", "--storage", path, "--json")
+    assert problems.code == 1
+    assert {"level": "problem", "area": "Recorder"}.items() <= next(
+        one for one in problems.json["findings"] if "dead letters" in one["found"]
+    ).items()
+    made = type(sys)("poisoned")
+    made.memory = lambda storage: TieredMemory(storage=storage, session_id="x", memory_blocks=[block])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "poisoned", made)
+    arguments = ("replay", "--memory", "poisoned:memory", "--storage", path, "--json")
+    assert (command(*arguments).code, command(*arguments).json["dead_letters"]) == (1, 2)
+    block.on_prepare = None
+    assert (command(*arguments).code, command(*arguments).json["dead_letters"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "spec", ["yours", "no_such_module:memory", "yours:missing", "yours:nonsense", "yours:broken", ":", "yours:__name__"]
+)
+def test_a_factory_that_makes_no_memory_is_usage(spec, full, factories):
+    ran = command("worker", "--once", "--memory", spec, "--storage", full)
+    assert ran.code == 2
+    assert spec in ran.err.replace("''", "")
+    assert len(ran.err.splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["worker", "replay", "maintain"])
+def test_commands_that_run_blocks_want_to_know_which(name, full):
+    ran = command(name, "--storage", full)
+    assert (ran.code, "--memory" in ran.err) == (2, True)
+
+
+def test_blocks_that_are_only_looked_through_never_absorb(tmp_path):
+    path = tmp_path / "waiting.db"
+    asyncio.run(fill(path, "ada", "one", "I like Rome."))
+    asyncio.run(put_only(path, "ada", "two", "I like Oslo."))
+    waiting = asyncio.run(left(path))
+    assert waiting > 0
+    for arguments in (["inspect", "Oslo"], ["search", "Oslo"], ["tiers"]):
+        assert command(*arguments, "--storage", path).code == 0
+    assert asyncio.run(left(path)) == waiting
+
+
+def age(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE llama_index_memory_records SET said_at = 0, created_at = 0")
+    connection.close()
+
+
+def test_maintain_says_what_would_leave_and_changes_nothing_without_a_yes(full, monkeypatch):
+    age(full)
+    made = type(sys)("retaining")
+    made.memory = lambda storage: TieredMemory(  # type: ignore[attr-defined]
+        storage=storage, session_id="x", memory_blocks=[VectorMemoryBlock()], retention=[ByAge(days=365)]
+    )
+    monkeypatch.setitem(sys.modules, "retaining", made)
+    arguments = ("maintain", "--memory", "retaining:memory", "--storage", full, "--json")
+    before = dump(full)
+    for extra, stdin in ((["--dry-run"], ""), ([], "n\n")):
+        ran = command(*arguments, *extra, stdin=stdin)
+        assert (ran.code, ran.json["dry_run"], len(ran.json["departures"])) == (0, True, 6)
+        assert dump(full) == before
+    ran = command(*arguments, "--yes")
+    assert (ran.json["dry_run"], len(ran.json["departures"])) == (False, 6)
+    assert command(*arguments, "--dry-run").json["departures"] == []
+
+
+# --- doctor ---------------------------------------------------------------------------------------------------
+
+
+def findings(path: Path, *arguments: str) -> dict[tuple[str, str], str]:
+    ran = command("doctor", "--storage", path, "--json", *arguments)
+    return {(one["level"], one["area"]): one["found"] for one in ran.json["findings"]}
+
+
+def test_doctor_finds_a_healthy_store_healthy(full):
+    ran = command("doctor", "--storage", full, "--json")
+    assert (ran.code, ran.json["healthy"]) == (0, True)
+    assert {one["level"] for one in ran.json["findings"]} == {"ok"}
+    assert ran.json["versions"]["llama-index-core"]
+    assert ran.json["embeddings"] == {"wordllama-256": 6}
+
+
+def test_doctor_finds_damaged_rows_and_secrets_that_were_stored_without_redaction(tmp_path):
+    path = tmp_path / "bad.db"
+
+    async def spoil() -> None:
+        async with Storage(path) as storage:
+            memory = TieredMemory(storage=storage, user_id="ada", session_id="one", memory_blocks=[], redaction=None)
+            await memory.aput(said("user", "my key is sk-proj-" + "a1B2c3D4e5F6g7H8i9J0" * 2), uid="secret-1")
+            await memory.aput(said("user", "harmless"), uid="torn-1")
+            await memory.aclose()
+
+    asyncio.run(spoil())
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE llama_index_memory_messages SET data = '{\"role' WHERE uid = 'torn-1'")
+    connection.close()
+    found = findings(path)
+    assert "torn-1" in found["problem", "texts"]
+    assert "secret-1" in found["problem", "secrets"]
+    assert "sk-proj" not in json.dumps(list(found.values()))
+
+
+def test_doctor_finds_what_failed_what_waits_and_a_worker_that_died(tmp_path):
+    path = tmp_path / "busy.db"
+    asyncio.run(put_only(path, "ada", "one", "I like Rome."))
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "UPDATE llama_index_memory_cursors SET claim = 'dead', claim_until = 1, error = 'ConnectError'"
+        )
+    connection.close()
+    ran = command("doctor", "--storage", path, "--json")
+    told = [(one["level"], one["found"]) for one in ran.json["findings"] if one["area"] == "RetrievedMessages"]
+    assert told == [
+        ("problem", "failing in 1 sessions: ConnectError"),
+        ("advice", "1 expired claims"),
+        ("advice", "2 messages wait in 1 sessions"),
+    ]
+    assert ran.code == 1
+
+
+def test_doctor_compares_the_embedding_model_with_the_language_of_the_texts(tmp_path):
+    path = tmp_path / "zh.db"
+    asyncio.run(fill(path, "mei", "one", "我每天早上喝乌龙茶。", "我的狗叫小白。"))
+    assert "wordllama-256" in findings(path)["problem", "embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("model", "share", "level"),
+    [
+        ("wordllama-256", 0.0, "ok"), ("wordllama-256", 0.9, "problem"), ("BAAI/bge-small-en-v1.5", 0.9, "problem"),
+        ("BAAI/bge-m3", 0.9, "ok"), ("intfloat/multilingual-e5-small", 0.9, "ok"), ("my-own-model", 0.9, "advice"),
+        ("text-embedding-3-small", 0.9, "ok"),
+    ],
+)  # fmt: skip
+def test_a_models_name_tells_its_languages(model, share, level):
+    assert doctor._language_fit(model, share)[0] == level
+
+
+def test_doctor_looks_at_the_configuration_of_a_factory(full, factories):
+    found = findings(full, "--memory", "yours:memory")
+    assert "ExtractedFacts" in found["advice", "configuration"] or "reserve_tokens" in found["advice", "configuration"]
+    assert ("ok", "configuration") in found
+
+
+# --- beginning ------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_remembers_across_processes(tmp_path):
+    path = tmp_path / "chat.db"
+    first = command(
+        "chat", "--storage", path, "--json", stdin="My dog is called Pixel.\n\n/why\n/flush\n/help\n/quit\nnever\n"
+    )
+    assert first.code == 0
+    assert [turn["user"] for turn in first.json["turns"]] == ["My dog is called Pixel."]
+    second = command("chat", "--storage", path, "--session", "another", stdin="What is my dog called?\n")
+    assert second.code == 0
+    assert "Pixel" in second.out
+
+
+def test_a_chat_needs_no_storage_and_shows_why(tmp_path):
+    ran = command("chat", stdin="What is 17 * 23?\n/why\n")
+    assert ran.code == 0
+    assert "391" in ran.out
+    assert "RetrievedMessages" in ran.out
+
+
+def test_a_chat_refuses_an_address_that_is_none():
+    ran = command("chat", "--llm", "nonsense")
+    assert (ran.code, len(ran.err.splitlines())) == (2, 3)
+
+
+def test_the_notebooks_are_copied_and_what_was_changed_is_not_overwritten_unasked(tmp_path):
+    books = sorted(book.name for book in (ROOT / "notebooks").glob("*.ipynb"))
+    target = tmp_path / "deep" / "books"
+    assert [Path(one).name for one in command("notebooks", target, "--json").json["copied"]] == books
+    (target / books[0]).write_text("mine", encoding="utf-8")
+    assert command("notebooks", target, stdin="n\n").code == 1
+    assert (target / books[0]).read_text(encoding="utf-8") == "mine"
+    assert command("notebooks", target, "--yes").code == 0
+    assert (target / books[0]).read_bytes() == (ROOT / "notebooks" / books[0]).read_bytes()
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert command("notebooks", tmp_path / "file").code == 2
+
+
+def test_the_demo_is_played_with_the_options_and_its_exit_code(monkeypatch):
+    played: list[list[str]] = []
+
+    def play(arguments: list[str]) -> int:
+        played.append(arguments)
+        sys.stdout.write("1. Live.\n")
+        return 1
+
+    monkeypatch.setattr("llama_index_memory_tiers.cli.app.play_demo", play)
+    ran = command("demo", "--questions", "3", "--json")
+    assert (ran.code, ran.json, played) == (1, {"kept": False, "output": ["1. Live."]}, [["--questions", "3"]])
+    assert command("demo").out == "1. Live.\n"
+
+
+# --- the whole ------------------------------------------------------------------------------------------------
+
+
+def test_it_runs_as_a_process_of_its_own(full):
+    done = subprocess.run(
+        [sys.executable, "-m", "llama_index_memory_tiers.cli", "search", "oolong", "-k", "1", "--json"],
+        cwd=ROOT, env={**os.environ, "MEMORY_TIERS_STORAGE": str(full)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["found"][0]["text"] == "I drink oolong tea."
+
+
+def test_without_the_extra_it_says_which_one_to_install():
+    code = """
+import sys
+sys.modules["typer"] = None
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "typer" else real(name, *rest)
+from llama_index_memory_tiers.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "llama-index-memory-tiers[cli]" in done.stderr
+    assert len(done.stderr.splitlines()) == 3
+
+
+def test_every_command_and_option_says_what_it_is_for():
+    reference = importlib.import_module("llama_index_memory_tiers.cli.reference")
+    for name, made in reference.commands().items():
+        assert made.help, name
+        assert all(getattr(option, "help", None) for option in made.params), name
+        assert name == "demo" or "--json" in {opt for option in made.params for opt in option.opts}
+
+
+def test_the_reference_is_what_help_says():
+    reference = importlib.import_module("llama_index_memory_tiers.cli.reference")
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == reference.as_markdown(), "run: python -m llama_index_memory_tiers.cli.reference docs/cli.md"
+
+
+async def test_blocks_that_a_storage_knows_are_told_by_their_records(full):
+    async with Storage(full) as storage:
+        blocks = await places.known_blocks(storage, Scope("x", "ada"))
+        assert {type(block) for block in blocks} == {VectorMemoryBlock, FactExtractionMemoryBlock}
+        assert await places.known_blocks(storage, Scope("x", "nobody else")) == []
+        assert (await places.chosen_scope(storage, Where())).user_id == "ada"
+        assert await rows(storage, "SELECT 1 FROM {t}_sessions WHERE session_id LIKE 'look-%'") == []
