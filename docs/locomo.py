@@ -12,7 +12,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def rows(samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for sample in samples:
         user, talk, known = sample["sample_id"], sample["conversation"], set()
         for number in sorted(int(key.split("_")[1]) for key in talk if re.fullmatch(r"session_\d+", key)):
-            said_at = datetime.strptime(talk[f"session_{number}_date_time"], "%I:%M %p on %d %B, %Y")
+            said_at = datetime.strptime(f"{talk[f'session_{number}_date_time']} +0000", "%I:%M %p on %d %B, %Y %z")
             for turn in talk[f"session_{number}"]:
                 photo = (turn.get("blip_caption") or "").strip()
                 known.add(turn["dia_id"])
@@ -44,7 +44,7 @@ def rows(samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                     "session": f"{user}/{number}",
                     "role": "user" if turn["speaker"] == talk["speaker_a"] else "assistant",
                     "speaker": turn["speaker"],
-                    "said_at": said_at.replace(tzinfo=timezone.utc).isoformat(),
+                    "said_at": said_at.isoformat(),
                     "text": turn["text"].strip() + (f" [photo: {photo}]" if photo else ""),
                 }
         for asked in sample["qa"]:

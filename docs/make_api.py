@@ -1,4 +1,4 @@
-"""Write docs/api.md from the docstrings of the public names: `python docs/make_api.py`; a test says when it is stale."""
+"""Write docs/api.md from docstrings: `python docs/make_api.py`; a test says when it is stale."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from llama_index_memory_tiers import sample, testing
 from llama_index_memory_tiers.testing import contracts
 
 PAGE = Path(__file__).parent / "api.md"
+_WIDTH = 100
 _HEAD = """# API
 
-Made by `python docs/make_api.py` from the docstrings; do not edit. Names that begin with `a` are to be awaited. What
-`TieredMemory` has from LlamaIndex's `Memory`, and blocks from LlamaIndex's blocks, is listed only where it differs.
+Made by `python docs/make_api.py` from the docstrings; do not edit. What `TieredMemory` has from LlamaIndex's `Memory`,
+and blocks from LlamaIndex's blocks, is listed only where it differs; what all blocks have, under `TieredMemoryBlock`.
 """
 _ROOMS = {
     "llama_index_memory_tiers": package,
@@ -51,12 +52,16 @@ def _entry(name: str, value: Any) -> str:
 
 
 def _members(cls: type) -> list[str]:
-    """Public methods and properties that the class or a base of ours defines, in the order of their definition."""
+    """Public methods and properties, in the order of their definition; of a block only what all blocks do not have."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("llama_index_memory_tiers"):
             found |= {name: value for name, value in vars(base).items() if not name.startswith("_")}
-    return [shown for name, value in found.items() if (shown := _member(name, value))]
+    if issubclass(cls, package.TieredMemoryBlock) and cls is not package.TieredMemoryBlock:
+        found = {name: value for name, value in found.items() if not hasattr(package.TieredMemoryBlock, name)}
+    twins = [name for name, value in found.items() if (inspect.getdoc(value) or "").startswith("See `a")]
+    shown = [text for name, value in found.items() if name not in twins and (text := _member(name, value))]
+    return [*shown, f"Without `await`: {', '.join(f'`{name}`' for name in twins)}.\n"] if twins else shown
 
 
 def _member(name: str, value: Any) -> str:
@@ -69,12 +74,28 @@ def _member(name: str, value: Any) -> str:
 
 
 def _signature(name: str, value: Any) -> str:
-    signature = str(inspect.signature(value))
-    for noise in (r"<factory>", r" at 0x[0-9a-f]+"):
-        signature = re.sub(noise, "", signature)
-    signature = re.sub(r"\b(?:llama_index\.[\w.]+|llama_index_memory_tiers\.[\w.]+)\.(\w+)", r"\1", signature)
+    signature = inspect.signature(value)
+    parameters = [_parameter(one) for one in signature.parameters.values() if one.name not in {"self", "cls"}]
+    kinds = [one.kind for one in signature.parameters.values() if one.name not in {"self", "cls"}]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     word = "async def" if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value) else "def"
-    return f"```text\n{word} {name}{signature}\n```\n"
+    answer = "" if signature.return_annotation is inspect.Signature.empty else f" -> {signature.return_annotation}"
+    whole = f"{word} {name}({', '.join(parameters)}){answer}"
+    if len(whole) > _WIDTH:
+        whole = f"{word} {name}(\n    " + ",\n    ".join(parameters) + f",\n){answer}"
+    return f"```text\n{whole}\n```\n"
+
+
+def _parameter(one: inspect.Parameter) -> str:
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(one.kind, "")
+    kind = "" if one.annotation is inspect.Parameter.empty else f": {one.annotation}"
+    if one.default is inspect.Parameter.empty:
+        return f"{stars}{one.name}{kind}"
+    # How other values show themselves differs between versions of Python and of LlamaIndex.
+    plain = one.default is None or type(one.default) in {str, int, float, bool}
+    shown = repr(one.default) if plain or one.default == () else "…"
+    return f"{one.name}{kind} = {shown}" if kind else f"{one.name}={shown}"
 
 
 def _text(value: Any) -> str:
