@@ -1,0 +1,117 @@
+"""Write docs/api.md from docstrings: `python docs/make_api.py`; a test says when it is stale."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import llama_index_memory_tiers as package
+from llama_index_memory_tiers import sample, testing
+from llama_index_memory_tiers.testing import contracts
+
+PAGE = Path(__file__).parent / "api.md"
+_WIDTH = 100
+_HEAD = """# API
+
+Made by `python docs/make_api.py` from the docstrings; do not edit. What `TieredMemory` has from LlamaIndex's `Memory`,
+and blocks from LlamaIndex's blocks, is listed only where it differs; what all blocks have, under `TieredMemoryBlock`.
+"""
+_ROOMS = {
+    "llama_index_memory_tiers": package,
+    "llama_index_memory_tiers.testing": testing,
+    "llama_index_memory_tiers.testing.contracts": contracts,
+    "llama_index_memory_tiers.sample": sample,
+}
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for name, room in _ROOMS.items():
+        parts.append(f"## {name}\n")
+        parts += [_entry(one, getattr(room, one)) for one in sorted(_public(room), key=str.casefold)]
+    return "\n".join(parts)
+
+
+def _public(room: Any) -> list[str]:
+    """Names in `__all__`, else the classes that a module makes itself."""
+    if hasattr(room, "__all__"):
+        return list(room.__all__)
+    own = {name: value for name, value in vars(room).items() if getattr(value, "__module__", "") == room.__name__}
+    return [name for name, value in own.items() if not name.startswith("_") and inspect.isclass(value)]
+
+
+def _entry(name: str, value: Any) -> str:
+    if inspect.isclass(value):
+        return "\n".join([f"### {name}\n", _text(value), *_members(value)])
+    if inspect.isroutine(value):
+        return f"### {name}\n\n{_signature(name, value)}\n{_text(value)}"
+    return f"### {name}\n\nA value of type `{type(value).__name__}`.\n"
+
+
+def _members(cls: type) -> list[str]:
+    """Public methods and properties, in the order of their definition; of a block only what all blocks do not have."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("llama_index_memory_tiers"):
+            found |= {name: value for name, value in vars(base).items() if not name.startswith("_")}
+    if issubclass(cls, package.TieredMemoryBlock) and cls is not package.TieredMemoryBlock:
+        found = {name: value for name, value in found.items() if not hasattr(package.TieredMemoryBlock, name)}
+    twins = [name for name, value in found.items() if (inspect.getdoc(value) or "").startswith("See `a")]
+    shown = [text for name, value in found.items() if name not in twins and (text := _member(name, value))]
+    return [*shown, f"Without `await`: {', '.join(f'`{name}`' for name in twins)}.\n"] if twins else shown
+
+
+def _member(name: str, value: Any) -> str:
+    inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+    if isinstance(value, property):
+        return f"#### {name}\n\n{_text(value)}" if value.__doc__ else ""
+    if not inspect.isfunction(inner) or not inner.__doc__ or name in {"class_name", "model_post_init"}:
+        return ""
+    return f"#### {name}\n\n{_signature(name, inner)}\n{_text(inner)}"
+
+
+def _signature(name: str, value: Any) -> str:
+    signature = inspect.signature(value)
+    parameters = [_parameter(one) for one in signature.parameters.values() if one.name not in {"self", "cls"}]
+    kinds = [one.kind for one in signature.parameters.values() if one.name not in {"self", "cls"}]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    word = "async def" if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value) else "def"
+    answer = "" if signature.return_annotation is inspect.Signature.empty else f" -> {signature.return_annotation}"
+    whole = f"{word} {name}({', '.join(parameters)}){answer}"
+    if len(whole) > _WIDTH:
+        whole = f"{word} {name}(\n    " + ",\n    ".join(parameters) + f",\n){answer}"
+    return f"```text\n{whole}\n```\n"
+
+
+def _parameter(one: inspect.Parameter) -> str:
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(one.kind, "")
+    kind = "" if one.annotation is inspect.Parameter.empty else f": {one.annotation}"
+    if one.default is inspect.Parameter.empty:
+        return f"{stars}{one.name}{kind}"
+    # How other values show themselves differs between versions of Python and of LlamaIndex.
+    plain = one.default is None or type(one.default) in {str, int, float, bool}
+    shown = repr(one.default) if plain or one.default == () else "…"
+    return f"{one.name}{kind} = {shown}" if kind else f"{one.name}={shown}"
+
+
+def _text(value: Any) -> str:
+    """A docstring as Markdown: its sections as lists."""
+    lines: list[str] = []
+    for line in inspect.getdoc(value).splitlines() if inspect.getdoc(value) else []:
+        if line in {"Args:", "Returns:", "Raises:", "Yields:", "Attributes:"}:
+            lines += [f"**{line[:-1]}**", ""]
+        elif found := re.match(r"    (\w+(?:, \w+)*): (.*)", line):
+            lines.append(f"- `{found[1]}`: {found[2]}")
+        elif line.startswith("    "):
+            lines.append("  " + line.strip() if lines and lines[-1].startswith(("-", "  ")) else line.strip())
+        else:
+            lines.append(line)
+    return "\n".join(lines).replace("``", "`") + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
