@@ -60,30 +60,38 @@ class EmbeddingError(MemoryTiersError):
 
 
 class EmbeddingMismatchError(EmbeddingError):
-    """A question was embedded with another model than the records were.
+    """A question was embedded with another model than the records were; see `embedding_mismatch`."""
+
+    stored_dimensions: int = 0
+    asked_dimensions: int = 0
+    stored_model: str = ""
+    asked_model: str = ""
+
+
+def embedding_mismatch(
+    *, stored_dimensions: int, asked_dimensions: int, stored_model: str = "", asked_model: str = ""
+) -> EmbeddingMismatchError:
+    """Make the error that names both models.
 
     Args:
         stored_dimensions: Size of the stored embeddings.
         asked_dimensions: Size of the question's.
         stored_model: Name of the model of the stored embeddings, where it is known.
         asked_model: Name of the question's model, where it is known.
-    """
 
-    def __init__(
-        self, *, stored_dimensions: int, asked_dimensions: int, stored_model: str = "", asked_model: str = ""
-    ) -> None:
-        asked, stored = _named(asked_model), _named(stored_model)
-        super().__init__(
-            f"A question's embedding{asked} has {asked_dimensions} dimensions, "
-            f"the stored ones{stored} have {stored_dimensions}.",
-            allowed="Question and records need the same embedding model; until then words alone find the records.",
-            remedy="Embed the records again with `await memory.areindex()` or `await storage.reindex(embed_model)`, "
-            "or use the model that they were stored with.",
-        )
-        self.stored_dimensions = stored_dimensions
-        self.asked_dimensions = asked_dimensions
-        self.stored_model = stored_model
-        self.asked_model = asked_model
+    Returns:
+        The error, with these as attributes.
+    """
+    error = EmbeddingMismatchError(
+        f"A question's embedding{_named(asked_model)} has {asked_dimensions} dimensions, "
+        f"the stored ones{_named(stored_model)} have {stored_dimensions}.",
+        allowed="Question and records need the same embedding model; until then words alone find the records.",
+        remedy="Embed the records again with `await memory.areindex()` or `await storage.reindex(embed_model)`, "
+        "or use the model that they were stored with.",
+    )
+    error.stored_dimensions, error.asked_dimensions = stored_dimensions, asked_dimensions
+    error.stored_model, error.asked_model = stored_model, asked_model
+    return error
 
 
 def _named(model: str) -> str:

@@ -559,7 +559,7 @@ async def test_five_megabytes_are_counted_searched_and_shown_outside_the_loop(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 29: nothing blocks the loop, shown by the thread in which the heavy work ran."""
-    from llama_index_memory_tiers.blocks.vector.block import block as vector  # noqa: PLC0415  # patched below
+    from llama_index_memory_tiers.blocks.vector import block as vector  # noqa: PLC0415  # patched below
 
     ears = Ears()
 

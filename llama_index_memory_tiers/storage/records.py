@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.copies import many_objects
-from llama_index_memory_tiers.errors import EmbeddingMismatchError
+from llama_index_memory_tiers.errors import embedding_mismatch
 from llama_index_memory_tiers.events import EmbeddingMismatch, emit
 from llama_index_memory_tiers.records import (
     Changes,
@@ -454,7 +454,7 @@ class RecordStore:
         other = await self.stored_with(owner, blocks=query.blocks, but=model)
         if other is not None:
             size = len(query.vector or ())
-            mismatch = EmbeddingMismatchError(
+            mismatch = embedding_mismatch(
                 stored_dimensions=other.dimensions,
                 asked_dimensions=size,
                 stored_model=other.model,

@@ -155,7 +155,9 @@ async def test_a_database_of_the_first_version_keeps_its_records(
     with monkeypatch.context() as patch:
         patch.setattr(schema, "_MIGRATIONS", schema._MIGRATIONS[:1])
         patch.setattr(schema, "VERSION", 1)
-        old = await make_storage(storage_kind, **place).aopen()
+        old = make_storage(storage_kind, **place)
+        old._database.after_open = None  # the first version had nothing to finish
+        await old.aopen()
         stated = "INSERT INTO {t}_records (uid, owner, rev, kind, block, text, data, created_at) VALUES "
         prefix = f'"{old.db_schema}".{old.table_name}' if old.db_schema else old.table_name
 

@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import Self
 
 from llama_index_memory_tiers import scoring
-from llama_index_memory_tiers.errors import EmbeddingMismatchError
+from llama_index_memory_tiers.errors import embedding_mismatch
 from llama_index_memory_tiers.records import Place, aware
 from llama_index_memory_tiers.storage.index.pack import pack, unpack
 from llama_index_memory_tiers.storage.index.rows import Array, IndexColumns, IndexRow, term_number, unit
@@ -228,7 +228,7 @@ class OwnerIndex:
             return None
         vector = unit(query.vector).astype(np.float32)
         if self._rows.dimensions and vector.size != self._rows.dimensions:
-            raise EmbeddingMismatchError(stored_dimensions=self._rows.dimensions, asked_dimensions=int(vector.size))
+            raise embedding_mismatch(stored_dimensions=self._rows.dimensions, asked_dimensions=int(vector.size))
         return vector if self._rows.dimensions else None
 
     def _among(self, query: IndexQuery, visible: Array) -> Array:
