@@ -33,7 +33,7 @@ bench: $(VENV)/installed  ## speed and recall next to stock, in one run
 
 soak: $(VENV)/installed  ## the long form of the crash and concurrency tests
 	MEMORY_TIERS_SOAK=1 $(BIN)/pytest tests/test_crashes.py tests/test_concurrency.py tests/test_fault_matrix.py \
-		tests/test_isolation_fuzz.py tests/properties/test_machine.py -x
+		tests/test_isolation_fuzz.py tests/properties/test_machine.py tests/test_mutations.py -x
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

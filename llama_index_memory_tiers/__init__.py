@@ -33,6 +33,7 @@ from llama_index_memory_tiers.events import ContextReport, FlushReport, ForgetRe
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.memoryos import Takeover, import_memoryos
 from llama_index_memory_tiers.partitions import Partition, WritePolicy
+from llama_index_memory_tiers.provenance import Provenance
 from llama_index_memory_tiers.records import Recollection, StoredMessage
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.retention import ByAge, ByDisuse, ByHeat, ByImportance, NearDuplicates
@@ -73,6 +74,7 @@ __all__ = [
     "NearDuplicates",
     "Partition",
     "ProfileVersion",
+    "Provenance",
     "RecallOutcome",
     "RecallQuestion",
     "RecallReport",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,12 +36,14 @@ from llama_index_memory_tiers.copies import PlainText, Source, clone, many_objec
 from llama_index_memory_tiers.errors import BudgetError, StorageError
 from llama_index_memory_tiers.events import (
     BlockFailed,
+    BlockRecalled,
     ContextBuilt,
     ContextReport,
     ItemReport,
     PartReport,
     emit,
 )
+from llama_index_memory_tiers.instruments import listening
 from llama_index_memory_tiers.records import Place, Scope
 from llama_index_memory_tiers.rendering import RecallPosition, render
 from llama_index_memory_tiers.storage import OwnerReader, Storage, Window, owner_key
@@ -432,13 +435,21 @@ class ContextBuilder:
         return found
 
     async def _ask(self, block: BaseMemoryBlock[Any], request: Request, visible: frozenset[Place]) -> Content:
+        began = time.monotonic()
         try:
-            if isinstance(block, TieredMemoryBlock):
-                return await asyncio.wait_for(self._recall(block, request, visible), _seconds(block))
-            return await asyncio.wait_for(self._get(block, request), _seconds(block))
+            asking = (
+                self._recall(block, request, visible)
+                if isinstance(block, TieredMemoryBlock)
+                else self._get(block, request)
+            )
+            part = await asyncio.wait_for(asking, _seconds(block))
         except Exception as error:  # noqa: BLE001  # a block may raise anything; the chat goes on
             emit(BlockFailed(session_id=request.scope.session_id, block=block.name, error=type(error).__name__))
             return error
+        if listening():
+            seconds, session = time.monotonic() - began, request.scope.session_id
+            emit(BlockRecalled(session_id=session, block=block.name, items=_count(part), seconds=seconds))
+        return part
 
     async def _recall(self, block: TieredMemoryBlock, request: Request, visible: frozenset[Place]) -> Part:
         owner = owner_key(request.scope, request.view.window.sid, per_session=block.per_session)
@@ -584,6 +595,10 @@ class ContextBuilder:
 
     def _item(self, item: Item, reason: str = "") -> ItemReport:
         return ItemReport(item.text, self._counter.text(item.text), item.score, item.legs, reason)
+
+
+def _count(part: Part) -> int:
+    return len(part.items or part.messages or part.blocks)
 
 
 def _seconds(block: BaseMemoryBlock[Any]) -> float:

@@ -10,7 +10,7 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index_memory_tiers.display import Grid, Shown
-from llama_index_memory_tiers.records import Departure
+from llama_index_memory_tiers.records import Changes, Departure
 
 dispatcher = get_dispatcher("llama_index_memory_tiers")
 
@@ -19,7 +19,7 @@ _SHOWN_LEFT_OUT = 10  # of each part: hundreds may not have fit
 
 
 class MemoryEvent(BaseEvent):
-    """Base of our events; none carries a message's text.
+    """Base of our events; none carries a message's text unless `include_texts(True)` was called.
 
     Args:
         session_id: The session it happened in.
@@ -46,12 +46,56 @@ class WindowFlushed(MemoryEvent):
     archived: int
 
 
+class BatchPrepared(MemoryEvent):
+    """A block has drafted what it will write; nothing is written yet."""
+
+    block: str
+    messages: int
+    seconds: float
+
+
 class BatchAbsorbed(MemoryEvent):
-    """A block absorbed a range of a session."""
+    """A block absorbed a range of a session: what it wrote is committed."""
 
     block: str
     messages: int
     added: int
+    revised: int = 0
+    superseded: int = 0
+    evicted: int = 0
+
+
+class RecordsChanged(MemoryEvent):
+    """Records were changed by hand, not by messages."""
+
+    block: str
+    added: int = 0
+    revised: int = 0
+    superseded: int = 0
+    evicted: int = 0
+
+
+class RecordsEvicted(MemoryEvent):
+    """Records were put aside: by their block's cap, by a rule of retention, or by hand."""
+
+    block: str
+    count: int
+
+
+class BlockRecalled(MemoryEvent):
+    """A block answered a request for a context."""
+
+    block: str
+    items: int
+    seconds: float
+
+
+class MemoryForgotten(MemoryEvent):
+    """Messages and records were deleted on request; the receipt says more."""
+
+    messages: int
+    records: int
+    complete: bool
 
 
 class BlockFailed(MemoryEvent):
@@ -136,18 +180,46 @@ class RecordsRetired(MemoryEvent):
 
 
 class ModelCalled(MemoryEvent):
-    """A block asked its language model."""
+    """A block asked its language model; the texts are there only after `include_texts(True)`."""
 
     block: str
     purpose: str
     seconds: float
     tokens: int = 0
     error: str | None = None
+    model: str = ""
+    prompt: str | None = None
+    answer: str | None = None
 
 
 def emit(event: MemoryEvent) -> None:
     """Send an event to LlamaIndex's instrumentation."""
     dispatcher.event(event)
+
+
+def emit_changes(event: type[BatchAbsorbed | RecordsChanged], block: str, changes: Changes, **about: Any) -> None:
+    """Tell what a merge wrote, after it was committed.
+
+    Args:
+        event: Which event.
+        block: Key of the block.
+        changes: What was written.
+        about: Further fields of the event.
+    """
+    emit(
+        event(
+            block=block,
+            added=len(changes.add),
+            revised=len(changes.revise),
+            superseded=len(changes.supersede),
+            evicted=len(changes.archive),
+            **about,
+        )
+    )
+    if changes.archive:
+        emit(RecordsEvicted(session_id=about.get("session_id", ""), block=block, count=len(changes.archive)))
+    for more in changes.events:
+        emit(more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from llama_index_memory_tiers.cli import doctor, places
 from llama_index_memory_tiers.cli.app import app
 from llama_index_memory_tiers.cli.places import Where
 from llama_index_memory_tiers.records import Scope
-from llama_index_memory_tiers.testing import ScriptedLLM, WordLlamaEmbedding
+from llama_index_memory_tiers.testing import HashEmbedding, ScriptedLLM, WordLlamaEmbedding
 
 ROOT = Path(__file__).parent.parent
 FACT = '{"subject": "Ada", "relation": "drinks", "value": "oolong", "fact": "Ada drinks oolong.", "said": [1]}'
@@ -134,7 +134,7 @@ LOOKING = [
     ["search", "tea"],
     ["inspect", "What do I drink?"],
     ["doctor"],
-    ["reindex"],
+    ["reindex", "--memory", "yours:memory"],
     ["export", "{folder}/out.jsonl"],
     ["forget", "--contains", "no such text", "--yes"],
     ["replay", "--memory", "yours:memory"],
@@ -183,7 +183,7 @@ def test_a_damaged_store_is_an_error_in_three_parts(arguments, as_json, damaged,
 
 
 @pytest.mark.parametrize("arguments", LOOKING[:7], ids=ids[:7])
-def test_a_misspelt_path_is_refused_and_no_file_is_made(arguments, tmp_path):
+def test_a_misspelt_path_is_refused_and_no_file_is_made(arguments, tmp_path, factories):
     missing = tmp_path / "missing.db"
     ran = command(*filled_in(arguments, tmp_path), "--storage", missing)
     assert ran.code == 2
@@ -456,7 +456,7 @@ def test_a_factory_that_makes_no_memory_is_usage(spec, full, factories):
     assert len(ran.err.splitlines()) == 3
 
 
-@pytest.mark.parametrize("name", ["worker", "replay", "maintain"])
+@pytest.mark.parametrize("name", ["worker", "replay", "maintain", "reindex"])
 def test_commands_that_run_blocks_want_to_know_which(name, full):
     ran = command(name, "--storage", full)
     assert (ran.code, "--memory" in ran.err) == (2, True)
@@ -495,6 +495,33 @@ def test_maintain_says_what_would_leave_and_changes_nothing_without_a_yes(full, 
     ran = command(*arguments, "--yes")
     assert (ran.json["dry_run"], len(ran.json["departures"])) == (False, 6)
     assert command(*arguments, "--dry-run").json["departures"] == []
+
+
+def test_reindex_embeds_with_the_models_of_the_factory(full, monkeypatch):
+    made = type(sys)("embedding")
+    made.memory = lambda storage: TieredMemory(  # type: ignore[attr-defined]
+        storage=storage, session_id="x", memory_blocks=[VectorMemoryBlock(embed_model=HashEmbedding())]
+    )
+    monkeypatch.setitem(sys.modules, "embedding", made)
+    arguments = ("reindex", "--memory", "embedding:memory", "--storage", full, "--json")
+    assert "found by words alone" in command("doctor", "--memory", "embedding:memory", "--storage", full, "--json").out
+    ran = command(*arguments)
+    assert (ran.code, ran.json["models"][0]["embedded"], ran.json["index"]["attached"]) == (0, 6, False)
+    assert command(*arguments).json["models"][0]["embedded"] == 0
+    assert command("doctor", "--storage", full, "--json").json["embeddings"] == {ran.json["models"][0]["model"]: 6}
+
+
+def test_a_folder_of_memoryos_is_taken_over_or_refused(tmp_path):
+    user = tmp_path / "theirs" / "users" / "ada"
+    user.mkdir(parents=True)
+    page = {"user_input": "Where is Pixel?", "agent_response": "In the garden.", "timestamp": "2025-03-01 10:00:00"}
+    (user / "short_term.json").write_text(json.dumps([page]), encoding="utf-8")
+    path = tmp_path / "ours.db"
+    arguments = ("import", tmp_path / "theirs", "--from", "memoryos", "--storage", path)
+    ran = command(*arguments, "--user", "ada", "--json")
+    assert (ran.code, ran.json["pages"]) == (0, 1)
+    assert command(*arguments, "--user", "nobody").code == 2
+    assert command("tiers", "--user", "ada", "--storage", path, "--json").json["kept"][0]["count"] == 2
 
 
 # --- doctor ---------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ PUBLIC = [
     "NearDuplicates",
     "Partition",
     "ProfileVersion",
+    "Provenance",
     "RecallOutcome",
     "RecallQuestion",
     "RecallReport",
@@ -72,7 +73,7 @@ PUBLIC = [
     "import_memoryos",
     "read_chat_file",
 ]
-OPTIONAL = ["asyncpg", "IPython", "matplotlib", "pytest", "rich", "typer", "wordllama"]
+OPTIONAL = ["asyncpg", "IPython", "matplotlib", "pandas", "pytest", "rich", "typer", "wordllama"]
 
 
 def in_a_new_process(code: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -13,7 +14,8 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.budget import ANSWERING_ROLES, TokenCounter
 from llama_index_memory_tiers.errors import StorageError
-from llama_index_memory_tiers.events import BatchAbsorbed, BlockFailed, emit
+from llama_index_memory_tiers.events import BatchAbsorbed, BatchPrepared, BlockFailed, emit, emit_changes
+from llama_index_memory_tiers.instruments import acting
 from llama_index_memory_tiers.records import Batch, Changes, Reads, Record, Scope, StoredMessage
 from llama_index_memory_tiers.storage import DeadLetter, OwnerReader, Session, Storage, owner_key
 
@@ -288,7 +290,8 @@ async def absorb_letter(
     batch = Batch(scope, owner, session.sid, letter.lo, letter.hi, tuple(rows))
     try:
         reader = OwnerReader(storage.records, owner, consumer.key)
-        draft = await asyncio.wait_for(consumer.prepare(batch, reader, counter), consumer.timeout_seconds)
+        preparing = asyncio.wait_for(consumer.prepare(batch, reader, counter), consumer.timeout_seconds)
+        draft = await _told(consumer, batch, preparing)
         changes = await _commit(
             storage, consumer, owner, epoch, draft, lambda connection: storage.cursors.bury(connection, letter.id)
         )
@@ -296,7 +299,7 @@ async def absorb_letter(
         return Step("failed", error=type(error).__name__)
     if changes is None:
         return Step("again")
-    _tell(changes)
+    _tell(consumer, batch, changes)
     return Step("absorbed", messages=len(rows))
 
 
@@ -346,7 +349,7 @@ async def _attempt(
     try:
         failpoints.reach("prepare.claimed")
         async with kept_alive(storage, consumer.key, batch.sid, me, claim_seconds):
-            draft = await _prepare(consumer, batch, reader, counter)
+            draft = await _told(consumer, batch, _prepare(consumer, batch, reader, counter))
         failpoints.reach("prepare.done")
         changes = await _commit(
             storage,
@@ -364,22 +367,24 @@ async def _attempt(
     if changes is None:
         await storage.cursors.release(batch.sid, consumer.key, me)
         return Step("again")
-    emit(
-        BatchAbsorbed(
-            session_id=batch.scope.session_id,
-            block=consumer.key,
-            messages=len(batch.messages),
-            added=len(changes.add),
-        )
-    )
-    _tell(changes)
+    _tell(consumer, batch, changes)
     return Step("absorbed", messages=len(batch.messages))
 
 
-def _tell(changes: Changes) -> None:
+async def _told(consumer: Consumer, batch: Batch, preparing: Awaitable[Any]) -> Any:
+    """Let a block prepare, and say so; the model calls inside carry its name."""
+    began, session = time.monotonic(), batch.scope.session_id
+    with acting(consumer.key, session):
+        draft = await preparing
+    seconds = time.monotonic() - began
+    emit(BatchPrepared(session_id=session, block=consumer.key, messages=len(batch.messages), seconds=seconds))
+    return draft
+
+
+def _tell(consumer: Consumer, batch: Batch, changes: Changes) -> None:
     """Say what was written, once it is."""
-    for event in changes.events:
-        emit(event)
+    messages = len(batch.messages)
+    emit_changes(BatchAbsorbed, consumer.key, changes, session_id=batch.scope.session_id, messages=messages)
 
 
 async def _prepare(consumer: Consumer, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Any:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Protocol
 
 from llama_index_memory_tiers.budget import TokenCounter
-from llama_index_memory_tiers.events import emit
+from llama_index_memory_tiers.events import RecordsChanged, emit_changes
 from llama_index_memory_tiers.records import Changes, Reads, Record, Scope
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import OwnerReader, Storage, owner_key
@@ -94,6 +94,6 @@ class Desk:
         """
         owner = await self.owner()
         changes = await self.storage.records.change(owner, self.block, reads=reads or Reads(), merge=merge)
-        for event in changes.events:
-            emit(event)
+        if changes != Changes():
+            emit_changes(RecordsChanged, self.block, changes, session_id=self.scope.session_id)
         return changes

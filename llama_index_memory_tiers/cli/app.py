@@ -229,7 +229,8 @@ def export(
 
 @app.command(name="import")
 def import_command(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote; a folder of MemoryOS.")],
+    kind: Annotated[Literal["export", "memoryos"], typer.Option("--from", help="What it is.")] = "export",
     storage: StorageOption = None,
     user: Annotated[str | None, typer.Option("--user", help="The person; default the one in the file.")] = None,
     session: SessionOption = None,
@@ -239,6 +240,9 @@ def import_command(
     as_json: JsonOption = False,
 ) -> None:
     """Take in what `export` wrote: all of it or nothing, and twice is the same as once."""
+    if kind == "memoryos":
+        theirs = Where(storage, table_name, db_schema, user, session, memory)
+        _with_memory(theirs, lambda found: moving.take_over(found, source), as_json=as_json, make=True)
     its_user, its_session = moving.exported_scope(source)
     whose = (user, session) if user is not None or session is not None else (its_user, its_session)
     where = Where(storage, table_name, db_schema, *whose, memory)
@@ -356,17 +360,22 @@ def maintain(
 
 @app.command()
 def reindex(
+    again: Annotated[bool, typer.Option("--again", help="Embed also what these models have embedded.")] = False,
+    memory: MemoryOption = None,
     storage: StorageOption = None,
+    user: UserOption = None,
+    session: SessionOption = None,
     table_name: TableOption = DEFAULT_TABLE_NAME,
     db_schema: SchemaOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring an external index in step with the tables; calls no model."""
-    where = Where(storage, table_name, db_schema)
+    """Embed what your embedding models have not embedded yet, and bring an index on a server in step."""
+    where = Where(storage, table_name, db_schema, user, session, memory)
 
     async def done() -> Outcome:
-        async with opened_storage(where) as found:
-            return await tending.reindex(found)
+        tending.needs_memory(where, "reindex")
+        async with opened_memory(where) as found:
+            return await tending.reindex(found, where, again=again, as_json=as_json)
 
     _finish(run(done, as_json=as_json))
 

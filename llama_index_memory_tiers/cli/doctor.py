@@ -104,7 +104,7 @@ async def examine(storage: Storage, memory: TieredMemory | None, *, as_json: boo
         *_delivery(waiting),
         *_texts(texts),
         *_embeddings(models, texts),
-        *_external_index(storage),
+        *await _external_index(storage),
         *(_configuration(memory, models, waiting) if memory is not None else _no_configuration()),
     ]
     versions = installed()
@@ -240,8 +240,19 @@ def _language_fit(model: str, share: float) -> tuple[Level, str]:
     return "advice", "Make sure that the model knows these languages; such as BAAI/bge-m3 does."
 
 
-def _external_index(storage: Storage) -> list[Finding]:  # noqa: ARG001  # the built-in index cannot be out of step
-    return [Finding("ok", "index", "built in: read from the tables at every use")]
+async def _external_index(storage: Storage) -> list[Finding]:
+    state = await storage.index_state()
+    if not state.attached:
+        return [Finding("ok", "index", "built in: read from the tables at every use")]
+    found: list[Finding] = []
+    if state.error is not None:
+        remedy = "Recall goes on with the tables. Look at the server; what it missed is told to it afterwards."
+        found.append(Finding("problem", "index", f"the server failed: {state.error}", remedy))
+    if state.owners:
+        remedy = "It is told at the next question; at once: memory-tiers reindex --memory module:factory"
+        what = f"not in step: {state.pending} records of {state.owners} owners"
+        found.append(Finding("advice", "index", what, remedy))
+    return found or [Finding("ok", "index", "on a server, in step")]
 
 
 # --- the configuration ------------------------------------------------------------------------------------------
@@ -285,7 +296,7 @@ def _model_change(memory: TieredMemory, models: Collection[str]) -> list[Finding
     strange = sorted(used - set(models))
     if not models or not strange:
         return []
-    remedy = "What is stored is found by words alone: go back to the old model, or import an export into a new storage."
+    remedy = "What is stored is found by words alone until: memory-tiers reindex --memory module:factory"
     what = f"the memory embeds with {', '.join(strange)}, the storage holds {', '.join(models)}"
     return [Finding("problem", "configuration", what, remedy)]
 

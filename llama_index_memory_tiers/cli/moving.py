@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from llama_index_memory_tiers.blocks import HeatMemoryBlock
 from llama_index_memory_tiers.cli.outcome import FINDING, FINE, Outcome, progress
 from llama_index_memory_tiers.cli.places import Where
+from llama_index_memory_tiers.display import Grid
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.memory import TieredMemory
+from llama_index_memory_tiers.memoryos import import_memoryos
 from llama_index_memory_tiers.storage.selection import Derived, ForgetFilter, ForgetScope
 
 
@@ -47,6 +51,27 @@ async def take_in(memory: TieredMemory, source: Path, *, as_json: bool) -> Outco
     with progress("import", as_json=as_json) as tell:
         report = await memory.aimport(source, progress=tell)
     return Outcome({"file": source, **_counts(report)}, report)
+
+
+async def take_over(memory: TieredMemory, folder: Path) -> Outcome:
+    """Take over a user's memory from a folder of MemoryOS.
+
+    Args:
+        memory: Whose it becomes; the user has the same name there. Without a heat block it gets one of its own.
+        folder: MemoryOS's `data_storage_path`.
+
+    Returns:
+        What was new.
+    """
+    if not any(isinstance(block, HeatMemoryBlock) for block in memory.memory_blocks):
+        blocks = [HeatMemoryBlock(llm=None, embed_model=None)]
+        memory = TieredMemory(
+            storage=memory.storage, user_id=memory.user_id, session_id=memory.session_id, memory_blocks=blocks
+        )
+        await memory.astop()
+    found = await import_memoryos(memory, folder)
+    rows = [(found.pages, found.knowledge, found.profile)]
+    return Outcome({"folder": folder, **asdict(found)}, Grid(("pages", "knowledge", "profile"), rows))
 
 
 def exported_scope(source: Path) -> tuple[str | None, str | None]:

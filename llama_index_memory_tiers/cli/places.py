@@ -76,15 +76,20 @@ async def opened_storage(where: Where, *, make: bool = False) -> AsyncIterator[S
         )
     storage = Storage(where.storage, table_name=where.table_name, db_schema=where.db_schema)
     try:
-        if not make and not await storage.amade():
-            raise ConfigurationError(
-                f"--storage={storage.address} was given.",
-                allowed=f"It holds tables that begin with {where.table_name}_; there are none.",
-                remedy="Correct the path, --table-name or --db-schema; a memory makes its tables at its first use.",
-            )
+        if not make:
+            await _check_made(storage)
         yield await storage.aopen()
     finally:
         await storage.aclose()
+
+
+async def _check_made(storage: Storage) -> None:
+    if not await storage.amade():
+        raise ConfigurationError(
+            f"--storage={storage.address} was given.",
+            allowed=f"It holds tables that begin with {storage.table_name}_; there are none.",
+            remedy="Correct the path, --table-name or --db-schema; a memory makes its tables at its first use.",
+        )
 
 
 @asynccontextmanager
@@ -108,6 +113,8 @@ async def opened_memory(where: Where, *, make: bool = False, working: bool = Fal
         try:
             if not working:
                 await made.astop()
+            if not working and not make:
+                await _check_made(made.storage)
             yield _at(made, where)
         finally:
             await made.aclose()

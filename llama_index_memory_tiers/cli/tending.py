@@ -8,12 +8,15 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llama_index_memory_tiers.cli.outcome import FINDING, FINE, Outcome
+from llama_index.core.base.embeddings.base import BaseEmbedding
+
+from llama_index_memory_tiers.blocks import TieredMemoryBlock
+from llama_index_memory_tiers.cli.outcome import FINDING, FINE, Outcome, progress
 from llama_index_memory_tiers.cli.places import Where
+from llama_index_memory_tiers.display import Grid
 from llama_index_memory_tiers.errors import ConfigurationError, StorageError
 from llama_index_memory_tiers.events import BlockProgress, FlushReport, MaintenanceReport
 from llama_index_memory_tiers.memory import TieredMemory
-from llama_index_memory_tiers.storage import Storage
 
 
 @dataclass(slots=True)
@@ -155,16 +158,42 @@ async def _everybody(memory: TieredMemory) -> list[TieredMemory]:
     return found
 
 
-async def reindex(storage: Storage) -> Outcome:
-    """Bring an external index in step with the tables.
+async def reindex(memory: TieredMemory, where: Where, *, again: bool, as_json: bool) -> Outcome:
+    """Embed with the memory's models what they have not embedded, and bring an index on a server in step.
 
     Args:
-        storage: Open.
+        memory: With your blocks, their embedding models and your index.
+        where: Of one user, if one was named; else everybody's.
+        again: Embed also what has vectors of these models.
+        as_json: Without progress bars.
 
     Returns:
-        What was done. The built-in index is read from the tables at every use and is never out of step.
+        What was embedded, and how the index stands; one that is not in step is a finding.
     """
-    return Outcome({"external_index": None, "storage": storage.address}, "There is no external index to bring in step.")
+    reports = []
+    with progress("embed", as_json=as_json) as tell:
+        for model, blocks in _models(memory):
+            reports.append(
+                await memory.storage.reindex(
+                    model, user_id=where.user, session_id=where.session, blocks=blocks, again=again, progress=tell
+                )
+            )
+    with progress("tell the index", as_json=as_json) as tell:
+        state = await memory.storage.sync_index(tell)
+    rows = [(each.model, each.embedded, each.skipped, each.owners) for each in reports]
+    index = f"index on a server: {state.pending} records to be told" if state.attached else "index: built in"
+    shown = [Grid(("model", "embedded", "skipped", "owners"), rows), index]
+    return Outcome({"models": reports, "index": state}, shown, FINE if state.in_step else FINDING)
+
+
+def _models(memory: TieredMemory) -> list[tuple[BaseEmbedding, list[str]]]:
+    """The embedding models of a memory's blocks, each with the keys of its blocks."""
+    found: dict[str, tuple[BaseEmbedding, list[str]]] = {}
+    for block in memory.memory_blocks:
+        model = getattr(block, "embed_model", None)
+        if isinstance(block, TieredMemoryBlock) and isinstance(model, BaseEmbedding):
+            found.setdefault(model.model_name, (model, []))[1].append(block.key)
+    return list(found.values())
 
 
 def needs_memory(where: Where, command: str) -> None:

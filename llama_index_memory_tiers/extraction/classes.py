@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.prompts import RichPromptTemplate
 
+from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.text import escape
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ async def classify(llm: LLM, texts: Sequence[str], names: Sequence[str]) -> list
     """
     lines = "\n".join(f"[{number}] {escape(text[:_MESSAGE_CHARS])}" for number, text in enumerate(texts, 1))
     asked = _PROMPT.format_messages(messages=lines, names=", ".join(names), first=names[0])
-    answer = (await llm.achat(asked)).message.content or ""
+    answer = await ask(llm, asked, "partitions")
     found: list[str | None] = [None] * len(texts)
     for written in _OBJECT.findall(answer):
         try:

@@ -13,6 +13,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index_memory_tiers.budget import RESULT_ROLES, SYSTEM_ROLES
 from llama_index_memory_tiers.dates import with_dates
 from llama_index_memory_tiers.extraction.answers import MAX_FACT_CHARS, Answer, FactDraft, parse_answer, unreadable
+from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.instructions import looks_like_instruction as gives_orders
 from llama_index_memory_tiers.rendering import strip_recalled
 from llama_index_memory_tiers.text import escape
@@ -231,7 +232,7 @@ async def extract_facts(
     asked = template.format_messages(
         existing_facts=list_facts(known, numbered=template == FACT_EXTRACTION_PROMPT), max_facts=max_facts
     )
-    answer = await _ask(llm, _with_conversation(asked, transcript.text))
+    answer = await _ask(llm, _with_conversation(asked, transcript.text), "facts")
     everything = range(1, len(transcript.lines) + 1)
     notes = [note for note in answer.notes if _valid(note.sources, everything)]
     return tuple(_sourced(draft, transcript.lines) for draft in (*answer.facts, *notes))
@@ -258,7 +259,7 @@ async def condense_facts(
     asked = template.format_messages(
         existing_facts=list_facts(facts, numbered=template == FACT_CONDENSE_PROMPT), max_facts=max_facts
     )
-    answer = await _ask(llm, asked)
+    answer = await _ask(llm, asked, "condense facts")
     everything = range(1, len(facts) + 1)
     given = [replace(draft, sources=draft.sources or draft.replaces, replaces=()) for draft in answer.facts]
     if not any(draft.sources for draft in given):
@@ -272,9 +273,8 @@ async def condense_facts(
     return kept
 
 
-async def _ask(llm: LLM, messages: list[ChatMessage]) -> Answer:
-    response = await llm.achat(messages)
-    return parse_answer(response.message.content or "")
+async def _ask(llm: LLM, messages: list[ChatMessage], purpose: str) -> Answer:
+    return parse_answer(await ask(llm, messages, purpose))
 
 
 def _with_conversation(asked: Sequence[ChatMessage], conversation: str) -> list[ChatMessage]:

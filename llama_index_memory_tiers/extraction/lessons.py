@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_tiers.extraction.answers import parse_answer
+from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.text import escape
 
 if TYPE_CHECKING:
@@ -45,6 +46,6 @@ async def extract_lessons(llm: LLM, attempt: str, *, max_lessons: int) -> tuple[
     Raises:
         ExtractionError: The answer is empty, or neither lessons nor "none".
     """
-    response = await llm.achat(LESSON_PROMPT.format_messages(attempt=escape(attempt), max_lessons=max_lessons))
-    answer = parse_answer(response.message.content or "")
+    asked = LESSON_PROMPT.format_messages(attempt=escape(attempt), max_lessons=max_lessons)
+    answer = parse_answer(await ask(llm, asked, "lessons"))
     return tuple(dict.fromkeys(draft.text for draft in answer.facts))[:max_lessons]

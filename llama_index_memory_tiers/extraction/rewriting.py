@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_tiers.errors import ExtractionError
+from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.text import escape
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ async def rewrite_question(llm: LLM, question: str, conversation: Sequence[str],
     asked = _PROMPT.format_messages(
         conversation="\n".join(map(escape, conversation)), question=escape(question), today=today
     )
-    answer = _THOUGHT.sub("", (await llm.achat(asked)).message.content or "").strip().strip("\"'`")
+    answer = _THOUGHT.sub("", await ask(llm, asked, "rewrite question")).strip().strip("\"'`")
     if not re.search(r"\w", answer) or "\n" in answer or len(answer) > _LONGEST:
         raise ExtractionError(
             "The model did not answer a request for a question with one line.",

@@ -10,6 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_tiers.errors import ExtractionError
+from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.text import escape
 
 if TYPE_CHECKING:
@@ -73,8 +74,7 @@ async def summarize(
         max_words=max(_FEWEST_WORDS, int(max_tokens * _WORDS_PER_TOKEN)),
     )
     messages = list(asked) or [ChatMessage(role=MessageRole.USER, content=material)]
-    response = await llm.achat(messages)
-    answer = _THOUGHT_END.sub("", _THOUGHT.sub("", response.message.content or ""))
+    answer = _THOUGHT_END.sub("", _THOUGHT.sub("", await ask(llm, messages, "summary")))
     summary = _TAGS.sub("", answer).strip()
     if not re.search(r"\w", summary):
         raise ExtractionError(

@@ -14,6 +14,7 @@ from llama_index_memory_tiers.context import Request, make_request
 from llama_index_memory_tiers.events import (
     ContextReport,
 )
+from llama_index_memory_tiers.instruments import span
 from llama_index_memory_tiers.memory.base import MemoryBase
 
 
@@ -42,8 +43,9 @@ class Getting(MemoryBase):
         Raises:
             BudgetError: What must be shown does not fit, and `overflow="raise"`.
         """
-        request = await self._request(input, messages, initial_token_count, block_kwargs)
-        return await self._shared.contexts.messages(request)
+        with span("TieredMemory.aget"):
+            request = await self._request(input, messages, initial_token_count, block_kwargs)
+            return await self._shared.contexts.messages(request)
 
     async def aexplain(
         self,

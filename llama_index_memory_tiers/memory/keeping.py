@@ -13,7 +13,10 @@ from llama_index_memory_tiers.blocks import TieredMemoryBlock
 from llama_index_memory_tiers.events import (
     FlushReport,
     ForgetReceipt,
+    MemoryForgotten,
+    emit,
 )
+from llama_index_memory_tiers.instruments import span
 from llama_index_memory_tiers.memory.putting import Putting
 from llama_index_memory_tiers.storage import DeadLetter, ReindexProgress, ReindexReport
 from llama_index_memory_tiers.storage.selection import Derived, ForgetFilter, ForgetScope, Selection, checked_selection
@@ -29,11 +32,12 @@ class Keeping(Putting):
         Returns:
             Per block what was absorbed and what still waits, and why. Never raises for what a block does.
         """
-        keys = [self._key]
-        if self.user_id is not None:
-            others = await self.storage.log.behind(self.user_id, self._shared.delivery.keys)
-            keys += [(s.user_id, s.session_id) for s in others if s.session_id != self.session_id]
-        return await self._shared.delivery.flush(keys)
+        with span("TieredMemory.aflush"):
+            keys = [self._key]
+            if self.user_id is not None:
+                others = await self.storage.log.behind(self.user_id, self._shared.delivery.keys)
+                keys += [(s.user_id, s.session_id) for s in others if s.session_id != self.session_id]
+            return await self._shared.delivery.flush(keys)
 
     async def adrain(self) -> FlushReport:
         """Absorb what is due in everybody's sessions of this storage, for a worker of its own process.
@@ -106,7 +110,21 @@ class Keeping(Putting):
         shared.contexts.drop_remembered()
         if moved_back:
             await self._read_again(selection)
-        return receipt if window is None else replace(receipt, entries=(*receipt.entries, window))
+        if window is not None:
+            receipt = replace(receipt, entries=(*receipt.entries, window))
+        self._tell_forgotten(receipt)
+        return receipt
+
+    def _tell_forgotten(self, receipt: ForgetReceipt) -> None:
+        removed = receipt.removed
+        emit(
+            MemoryForgotten(
+                session_id=self.session_id,
+                messages=removed.get("messages", 0),
+                records=removed.get("records", 0),
+                complete=receipt.complete,
+            )
+        )
 
     async def _read_again(self, selection: Selection) -> None:
         keys = [self._key]

@@ -19,6 +19,7 @@ from llama_index_memory_tiers.events import (
     WindowFlushed,
     emit,
 )
+from llama_index_memory_tiers.instruments import span
 from llama_index_memory_tiers.memory.base import MemoryBase
 from llama_index_memory_tiers.records import Cause, StoredMessage
 
@@ -54,7 +55,8 @@ class Putting(MemoryBase):
             InvalidMessageError: It cannot be stored; nothing was.
         """
         made = self._shared.entries.describe(created_at, sent_from, send_to, cause_by)
-        await self._put([message], [uid], made)
+        with span("TieredMemory.aput"):
+            await self._put([message], [uid], made)
 
     async def aput_messages(
         self,
@@ -71,7 +73,8 @@ class Putting(MemoryBase):
         The arguments are those of `aput` and hold for all messages; `uids` has one id per message.
         """
         made = self._shared.entries.describe(created_at, sent_from, send_to, cause_by)
-        await self._put(messages, uids, made)
+        with span("TieredMemory.aput_messages"):
+            await self._put(messages, uids, made)
 
     async def _put(
         self,
@@ -107,6 +110,8 @@ class Putting(MemoryBase):
         await self._shared.delivery.attach(self._key)
         result = await self._window.replace(prepared.entries, self._shared.delivery.keys, self._window_tokens)
         self._remember_raw(await self._kept_raw(prepared), new_turn=True)
+        if result.stored:
+            emit(MessagesPut(session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens))
         await self._after_write(result.active_tokens)
 
     async def _kept_raw(self, prepared: Prepared) -> dict[str, ChatMessage]:

@@ -308,18 +308,26 @@ class Storage:
         """How the index outside the database stands: what it has yet to be told, and the kind of its last failure."""
         return IndexState() if self._keeper is None else await self._keeper.state()
 
-    async def sync_index(self, progress: SyncProgress | None = None) -> IndexState:
+    async def sync_index(self, progress: SyncProgress | None = None, *, again: bool = False) -> IndexState:
         """Tell the index outside the database everything that it has not been told, as when it is new.
 
         Otherwise this happens owner by owner, after each change and at each question.
 
         Args:
             progress: Gets the owners done and the owners in all.
+            again: Everything, told before or not, as when somebody has emptied the server.
 
         Returns:
             How it stands then. What its client raises is raised here; a second call goes on.
         """
-        return IndexState() if self._keeper is None else await self._keeper.sync(progress)
+        return IndexState() if self._keeper is None else await self._keeper.sync(progress, again=again)
+
+    async def leave_index(self) -> None:
+        """Note that no index outside the database holds anything any more, when you have deleted its collections.
+
+        Until then, receipts of `aforget` from a storage without `vectors=` say that points may be left.
+        """
+        await MarkStore(self._database, self._tables).clear()
 
     async def aclose(self) -> None:
         """Wait for running transactions and close what this object opened. Calling it twice is harmless."""

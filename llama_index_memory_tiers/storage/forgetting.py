@@ -162,6 +162,8 @@ class ForgettingStore:
         if self.index is not None:
             done[POINTS], points = await self.index.forget(run.owners)
             left |= {} if points is None else {POINTS: points}
+        elif await self._has_points(run.owners):
+            done[POINTS] = 0  # and unknown how many are left: whoever has the index deletes them
         left |= {"write-ahead log": 0} if await self._checkpoint() else {}
         return Outcome(done, left, moved_back=run.moved_back)
 
@@ -375,6 +377,12 @@ class ForgettingStore:
         cached = self._log.cached(selection.user_id, selection.session_id) + self._records.cached(run.owners)
         # A reader of this moment may hold a window again; it was read after the deletes, which `messages` has proven.
         return left | {"caches": 0 if left["messages"] == 0 else cached}
+
+    async def _has_points(self, owners: Iterable[str]) -> bool:
+        """Whether an index outside the database, which this process does not have, was told of these owners."""
+        k = self._t.marks
+        parts = chunks(sorted(owners))
+        return any([await self._read(select(k.c.owner).where(k.c.owner.in_(part)).limit(1)) for part in parts])
 
     async def _checkpoint(self) -> bool:
         """Empty SQLite's write-ahead log, in which the old pages stand; false when a reader is in the way."""

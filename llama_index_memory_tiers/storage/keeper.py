@@ -61,7 +61,8 @@ class IndexKeeper:
 
     async def state(self) -> IndexState:
         """See `Storage.index_state`."""
-        counts = [await self.marks.waiting(model) for model in await self.marks.known_models()]
+        models = await self.marks.asked_models() or await self.marks.stored_models() or [""]
+        counts = [await self.marks.waiting(model) for model in models]
         return IndexState(
             attached=True,
             pending=max(records for _, records in counts),
@@ -100,10 +101,12 @@ class IndexKeeper:
         while mine := [task for task in self._tasks if task.get_loop() is here]:
             await asyncio.gather(*mine, return_exceptions=True)
 
-    async def sync(self, progress: SyncProgress | None = None) -> IndexState:
+    async def sync(self, progress: SyncProgress | None = None, *, again: bool = False) -> IndexState:
         """Tell it everything that it has not been told; see `Storage.sync_index`."""
+        if again:
+            await self.marks.reset()
         done = 0
-        for model in await self.marks.known_models():
+        for model in sorted({*await self.marks.asked_models(), *await self.marks.stored_models()} or {""}):
             total = done + (await self.marks.waiting(model))[0]
             while owners := await self.marks.behind(model, _OWNERS_AT_ONCE):
                 for owner in owners:

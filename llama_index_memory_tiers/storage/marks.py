@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, literal, or_, select, text, update
+from sqlalchemy import and_, bindparam, delete, func, literal, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.storage.database import Database
@@ -139,12 +139,33 @@ class MarkStore:
         k = self._t.marks
         return [row.model for row in await self._read(select(k.c.model).where(k.c.owner == owner), {})]
 
-    async def known_models(self) -> list[str]:
-        """Models that records were embedded with, and those the index was asked for."""
-        e, k = self._t.embeddings, self._t.marks
-        stored = select(e.c.model).distinct().where(~e.c.model.startswith(UNFINISHED, autoescape=True))
-        found = [row.model for row in await self._read(stored.union(select(k.c.model)), {})]
-        return found or [""]
+    async def asked_models(self) -> list[str]:
+        """Models whose vectors the index has been told of."""
+        k = self._t.marks
+        return [row.model for row in await self._read(select(k.c.model).distinct(), {})]
+
+    async def stored_models(self) -> list[str]:
+        """Models that records were embedded with; reads all vectors' names."""
+        e = self._t.embeddings
+        query = select(e.c.model).distinct().where(~e.c.model.startswith(UNFINISHED, autoescape=True))
+        return [row.model for row in await self._read(query, {})]
+
+    async def clear(self) -> None:
+        """Take no index for told of anything, now or ever."""
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(delete(self._t.marks))
+
+        await self._database.write(work)
+
+    async def reset(self) -> None:
+        """Take nothing for told any more."""
+        k = self._t.marks
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(update(k).values(epoch=-1, rev=0))
+
+        await self._database.write(work)
 
     async def behind(self, model: str, limit: int) -> list[str]:
         """Owners of whom the index has yet to be told something, for one model's vectors."""

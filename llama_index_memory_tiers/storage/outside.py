@@ -25,7 +25,7 @@ MOST_PENDING = 500
 """With more changes that the index has not been told of, the database answers."""
 _FEWEST, _MOST = 64, 256  # candidates per leg
 _READ_TERMS = 128
-_TIMEOUT_SECONDS = 5.0
+_TIMEOUT_SECONDS = 2.0
 _NEAR = 2  # messages on each side that share in a message's BM25
 _MOST_CENTRES = 10_000
 

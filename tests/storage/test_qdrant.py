@@ -393,6 +393,22 @@ async def test_telling_twice_is_telling_once(client: AsyncQdrantClient) -> None:
         assert len(index.calls) == calls
 
 
+async def test_a_server_that_was_emptied_is_told_again_when_asked(
+    client: AsyncQdrantClient, degraded: list[str]
+) -> None:
+    rng = random.Random(14)
+    async with Storage(vectors=client, clock=lambda: NOW) as storage:
+        await change(storage, Changes(add=(record(rng, storage),)))
+        await storage.sync_index()
+        for collection in (await client.get_collections()).collections:
+            await client.delete_collection(collection.name)
+        query = IndexQuery(text=" ".join(WORDS), now=NOW, vector=vector_of(rng))
+        assert len(await storage.records.search(OWNER, MODEL, query)) == 1
+        assert len(degraded) == 1
+        assert (await storage.sync_index(again=True)).in_step
+        assert len(await points(storage, client)) == 1
+
+
 @pytest.mark.parametrize("calls", range(8))
 async def test_cut_off_anywhere_it_catches_up_when_the_server_is_back(
     client: AsyncQdrantClient, calls: int, monkeypatch: pytest.MonkeyPatch
@@ -562,6 +578,21 @@ async def test_what_cannot_be_deleted_now_is_pending_and_deleted_later(
         await memory.aclose()
 
 
+async def test_a_process_without_the_index_says_that_points_may_be_left(
+    make_storage: MakeStorage, storage_kind: str, client: AsyncQdrantClient
+) -> None:
+    without, storage = make_storage(storage_kind), make_storage(storage_kind, vectors=client)
+    memory = remembering(without)
+    await memory.aput_messages([said("user", "The parrot is called Io."), said("assistant", "Nice.")])
+    await memory.aflush()
+    await storage.sync_index()
+    assert (await memory.aforget(scope="user")).pending == ("index points",)
+    await storage.sync_index()
+    assert await points(storage, client) == []
+    await without.leave_index()
+    assert (await memory.aforget(scope="user")).complete
+
+
 async def test_what_is_forgotten_on_its_way_does_not_stay(client: AsyncQdrantClient) -> None:
     async with Storage() as storage:
         memory = remembering(storage)
@@ -570,7 +601,7 @@ async def test_what_is_forgotten_on_its_way_does_not_stay(client: AsyncQdrantCli
 
         class Slow(QdrantIndex):
             async def put(self, space: Space, points: Sequence[Any]) -> None:
-                assert (await memory.aforget(scope="user")).complete
+                assert (await memory.aforget(scope="user")).pending == ("index points",)
                 await super().put(space, points)
 
         with_index = Storage(storage._address.url.database, vectors=Slow(client))

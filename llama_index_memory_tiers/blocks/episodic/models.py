@@ -15,6 +15,7 @@ from llama_index_memory_tiers.blocks.episodic.episodes import KINDS, Episode, Ou
 from llama_index_memory_tiers.errors import EmbeddingError
 from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.extraction.lessons import extract_lessons
+from llama_index_memory_tiers.instruments import acting
 from llama_index_memory_tiers.records import Record, Scope
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec
 
@@ -161,7 +162,8 @@ class LessonWriter:
             return ()
         asking = extract_lessons(self.model, told(episode), max_lessons=self.most)
         try:
-            return await asyncio.wait_for(asking, self.timeout_seconds)
+            with acting(self.key, scope.session_id):
+                return await asyncio.wait_for(asking, self.timeout_seconds)
         except Exception as error:  # noqa: BLE001  # providers raise what they like
             failed(self.key, error, scope)
             return ()

@@ -50,9 +50,10 @@ class QdrantIndex:
 
     async def prepare(self, space: Space) -> None:
         """Make the collection with its payload indexes; two processes at once make one."""
-        if space.name in self._prepared:
+        there = await self._client.collection_exists(space.name)
+        if there and space.name in self._prepared:
             return
-        if not await self._client.collection_exists(space.name):
+        if not there:
             dense = {_DENSE: models.VectorParams(size=space.dimensions, distance=models.Distance.DOT)}
             try:
                 await self._client.create_collection(
@@ -125,7 +126,9 @@ def _struct(point: Point, space: Space) -> models.PointStruct:
     order = sorted(point.terms)
     counts = np.array([point.terms[term] for term in order], np.float32)
     weights = scoring.saturate(counts, scoring.length_norm(counts.sum(keepdims=True)))
-    vector: dict[str, Any] = {_WORDS: models.SparseVector(indices=order, values=weights.tolist())}
+    vector: dict[str, Any] = {}
+    if order:
+        vector[_WORDS] = models.SparseVector(indices=order, values=weights.tolist())
     if point.vector is not None and point.vector.size == space.dimensions:
         vector[_DENSE] = point.vector.tolist()
     payload = {
