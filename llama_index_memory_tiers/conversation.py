@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 from llama_index.core.memory.memory import BaseMemoryBlock
-from llama_index.core.settings import Settings
 
 from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.extraction.models import llm_of_settings
 
 
 class Remembering(Protocol):
@@ -50,7 +50,7 @@ def answering_model(given: LLM | None, blocks: Sequence[BaseMemoryBlock[Any]]) -
         ConfigurationError: There is none.
     """
     owned = (getattr(block, "llm", None) for block in blocks)
-    found = given or next((llm for llm in owned if isinstance(llm, LLM)), None) or Settings._llm  # noqa: SLF001  # the public property resolves a default
+    found = given or next((llm for llm in owned if isinstance(llm, LLM)), None) or llm_of_settings()
     if found is None:
         raise ConfigurationError(
             "get_response was called without llm, no block has one, and Settings.llm is not set.",

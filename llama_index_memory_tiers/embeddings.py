@@ -7,9 +7,15 @@ import math
 from collections.abc import Sequence
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.settings import Settings
 
 MOST_CHARACTERS = 8000
 """Embedding models read a few hundred words; the rest of a long text is found by BM25."""
+
+
+def embed_model_of_settings() -> BaseEmbedding | None:
+    """The model of `Settings`, if the user has set one; `Settings.embed_model` would look for OpenAI's."""
+    return Settings._embed_model  # noqa: SLF001  # the public property resolves a default
 
 
 async def embed_texts(model: BaseEmbedding, texts: Sequence[str]) -> list[list[float]]:

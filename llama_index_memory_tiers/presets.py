@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llama_index.core.settings import Settings
-
 from llama_index_memory_tiers.blocks import EpisodicMemoryBlock, SummaryMemoryBlock, VectorMemoryBlock
 from llama_index_memory_tiers.budget import TokenBudget
+from llama_index_memory_tiers.embeddings import embed_model_of_settings
 from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.extraction.models import llm_of_settings
 from llama_index_memory_tiers.partitions import Partition, WritePolicy
 from llama_index_memory_tiers.retention import ByAge
 
@@ -27,7 +27,7 @@ def survey() -> dict[str, Any]:
         retention, its write policy and decay of .01 a day, two episodes, maintenance after 90 days, and its budget of
         8 000 tokens.
     """
-    llm, embed_model = Settings._llm, Settings._embed_model  # noqa: SLF001  # the public ones resolve OpenAI's
+    llm, embed_model = llm_of_settings(), embed_model_of_settings()
     quotas = sum(partition.top_k or 0 for partition in Partition.survey())
     blocks: list[Any] = [SummaryMemoryBlock(llm=llm)] if llm is not None else []
     blocks += [

@@ -10,14 +10,13 @@ from typing import Any, ClassVar, Literal
 
 from llama_index.core.llms import LLM
 from llama_index.core.prompts import BasePromptTemplate
-from llama_index.core.settings import Settings
 from pydantic import Field
 
 from llama_index_memory_tiers.blocks.absorbing import Trigger
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.budget import Item, TokenCounter
-from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.extraction.facts import transcribe
+from llama_index_memory_tiers.extraction.models import llm_name, needed_llm
 from llama_index_memory_tiers.extraction.summaries import PROMPT_VERSION, SUMMARY_PROMPT, list_summaries, summarize
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Place, Reads, Record, StoredMessage
 from llama_index_memory_tiers.storage import OwnerReader, new_id
@@ -52,19 +51,12 @@ class _Told:
 
 
 def default_llm() -> LLM:
-    """The model of `Settings`, if the user has set one.
-
-    Raises:
-        ConfigurationError: There is none. `Settings.llm` is not asked, as it would look for OpenAI's.
-    """
-    llm = Settings._llm  # noqa: SLF001  # the public property resolves a default
-    if llm is None:
-        raise ConfigurationError(
-            "SummaryMemoryBlock was made without llm, and Settings.llm is not set.",
-            allowed="Summaries are written by a model of your choice.",
-            remedy="Pass llm=…, set Settings.llm first, or leave this block out: the vector block needs no model.",
-        )
-    return llm
+    """The model of `Settings`; without one, summaries cannot be written."""
+    return needed_llm(
+        "SummaryMemoryBlock",
+        without="llm",
+        remedy="Pass llm=…, set Settings.llm first, or leave this block out: the vector block needs none.",
+    )
 
 
 class SummaryMemoryBlock(TieredMemoryBlock):
@@ -153,7 +145,7 @@ class SummaryMemoryBlock(TieredMemoryBlock):
             id=new_id(),
             kind=_KIND,
             text=text,
-            data={"level": level, "prompt": "custom" if custom else PROMPT_VERSION, "model": _llm_name(self.llm)},
+            data={"level": level, "prompt": "custom" if custom else PROMPT_VERSION, "model": llm_name(self.llm)},
             said_at=said_at,
             sources=tuple(dict.fromkeys(sources)),
             tokens=counter.text(_written(level, text)),
@@ -230,8 +222,3 @@ def _told_at(record: Record) -> float:
 
 def _written(level: int, text: str) -> str:
     return f"<summary level='{level}'>{escape(text)}</summary>"
-
-
-def _llm_name(llm: LLM) -> str:
-    name = getattr(llm, "model", None)
-    return name if isinstance(name, str) and name else llm.class_name()

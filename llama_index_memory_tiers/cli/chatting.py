@@ -12,7 +12,6 @@ from llama_index_memory_tiers.cli.outcome import Outcome, show
 from llama_index_memory_tiers.cli.places import Where
 from llama_index_memory_tiers.demo.agents import Clock, make_agent, make_embedding, make_llm, run_agent
 from llama_index_memory_tiers.display import harmless
-from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.storage import Storage
 
@@ -31,7 +30,8 @@ async def chat(where: Where, llm: str | None, *, as_json: bool) -> Outcome:
     Returns:
         The turns.
     """
-    agent, clock = make_agent(make_llm(llm), Clock()), None
+    clock = Clock()
+    agent = make_agent(make_llm(llm), clock)
     storage = Storage(where.storage, table_name=where.table_name, db_schema=where.db_schema)
     memory = TieredMemory(
         storage=storage,
@@ -39,7 +39,6 @@ async def chat(where: Where, llm: str | None, *, as_json: bool) -> Outcome:
         session_id=where.session or f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
         memory_blocks=[VectorMemoryBlock(embed_model=make_embedding())],
     )
-    del clock
     turns: list[dict[str, Any]] = []
     tell = _silent if as_json else _tell
     try:
@@ -48,6 +47,7 @@ async def chat(where: Where, llm: str | None, *, as_json: bool) -> Outcome:
             if line.startswith("/"):
                 await _command(memory, line, turns, tell=tell, as_json=as_json)
                 continue
+            clock.now = datetime.now(timezone.utc)
             heard = await run_agent(agent, memory, line)
             turns.append({"user": line, "assistant": heard.reply, "tools": list(heard.tools)})
             tell(heard.reply)
@@ -92,17 +92,3 @@ def _tell(text: str) -> None:
 
 def _silent(_: str) -> None:
     return
-
-
-def check_place(where: Where) -> None:
-    """Refuse what a chat does not use.
-
-    Raises:
-        ConfigurationError: `--memory` was given.
-    """
-    if where.memory is not None:
-        raise ConfigurationError(
-            f"--memory={where.memory!r:.100} was given to chat.",
-            allowed="The chat has a vector block of its own; it takes --storage, --user and --session.",
-            remedy="Leave --memory out.",
-        )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Literal
+from typing import Any, Literal
 
 from llama_index_memory_tiers.blocks import TieredMemoryBlock
 from llama_index_memory_tiers.cli.outcome import FINDING, FINE, Outcome, progress
@@ -107,24 +107,25 @@ async def examine(storage: Storage, memory: TieredMemory | None, *, as_json: boo
         *await _external_index(storage),
         *(_configuration(memory, models, waiting) if memory is not None else _no_configuration()),
     ]
-    versions = installed()
-    bad = any(each.level == "problem" for each in findings)
     data = {
-        "healthy": not bad,
         "storage": storage.address,
-        "versions": versions,
+        "versions": installed(),
         "people": len(people),
         "kept": kept,
         "waiting": waiting,
         "embeddings": models,
-        "findings": findings,
     }
+    return _told(data, findings)
+
+
+def _told(data: dict[str, Any], findings: Sequence[Finding]) -> Outcome:
+    bad = any(each.level == "problem" for each in findings)
     rows = [(each.level, each.area, each.found, each.remedy) for each in findings]
     shown = [
-        Grid(("package", "version"), list(versions.items()), storage.address),
+        Grid(("package", "version"), list(data["versions"].items()), data["storage"]),
         Grid(("level", "area", "found", "what to do"), rows),
     ]
-    return Outcome(data, shown, FINDING if bad else FINE)
+    return Outcome({"healthy": not bad, **data, "findings": findings}, shown, FINDING if bad else FINE)
 
 
 def installed() -> dict[str, str]:

@@ -7,7 +7,6 @@ from datetime import timedelta
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms import LLM
-from llama_index.core.settings import Settings
 from pydantic import Field
 
 from llama_index_memory_tiers.blocks.base import Query
@@ -18,12 +17,8 @@ from llama_index_memory_tiers.blocks.episodic.episodes import Outcome, cut
 from llama_index_memory_tiers.blocks.episodic.models import EpisodeFinder, LessonWriter, Wanted
 from llama_index_memory_tiers.blocks.episodic.shown import shown
 from llama_index_memory_tiers.budget import Item
+from llama_index_memory_tiers.embeddings import embed_model_of_settings
 from llama_index_memory_tiers.storage import OwnerReader
-
-
-def _embed_model_of_settings() -> BaseEmbedding | None:
-    # Settings.embed_model would resolve OpenAI's when nothing is set.
-    return Settings._embed_model  # noqa: SLF001
 
 
 class EpisodicMemoryBlock(HandWrittenBlock):
@@ -49,7 +44,7 @@ class EpisodicMemoryBlock(HandWrittenBlock):
 
     name: str = "Episodes"
     llm: LLM | None = None
-    embed_model: BaseEmbedding | None = Field(default_factory=_embed_model_of_settings)
+    embed_model: BaseEmbedding | None = Field(default_factory=embed_model_of_settings)
     similar: int = Field(default=3, ge=0)
     failures: int = Field(default=10, ge=0)
     min_similarity: float = Field(default=0.3, ge=-1, le=1)

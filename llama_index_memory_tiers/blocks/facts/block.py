@@ -11,7 +11,6 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms import LLM
 from llama_index.core.memory.memory_blocks.fact import FactExtractionMemoryBlock as CoreFactExtractionMemoryBlock
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate, RichPromptTemplate
-from llama_index.core.settings import Settings
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 from typing_extensions import Self
 
@@ -31,7 +30,7 @@ from llama_index_memory_tiers.blocks.facts.proposals import (
 from llama_index_memory_tiers.blocks.facts.rendering import fact_item, scored, with_key, written_fact
 from llama_index_memory_tiers.blocks.facts.sameness import plain
 from llama_index_memory_tiers.budget import Item, TokenCounter
-from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, ExtractionError
+from llama_index_memory_tiers.errors import EmbeddingError, ExtractionError
 from llama_index_memory_tiers.events import BlockFailed
 from llama_index_memory_tiers.extraction.facts import (
     FACT_CONDENSE_PROMPT,
@@ -44,6 +43,7 @@ from llama_index_memory_tiers.extraction.facts import (
     parse_answer,
     transcribe,
 )
+from llama_index_memory_tiers.extraction.models import llm_name, needed_llm
 from llama_index_memory_tiers.instructions import looks_like_instruction
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Place, Reads, Record, Scope, StoredMessage
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec, new_id
@@ -54,23 +54,6 @@ _KIND = "fact"
 _KNOWN_TO_MODEL = 100
 # Room after condensing, or each batch would need another call.
 _CONDENSED_SHARE = 0.8
-
-
-def default_llm() -> LLM:
-    """The model of `Settings`, if the user has set one.
-
-    Raises:
-        ConfigurationError: There is none. `Settings.llm` is not asked, as it would look for OpenAI's.
-    """
-    llm = Settings._llm  # noqa: SLF001  # the public property resolves a default
-    if llm is None:
-        raise ConfigurationError(
-            "FactExtractionMemoryBlock was made without llm and extractor, and Settings.llm is not set.",
-            allowed="Facts are extracted by a model of your choice, or by a function of yours.",
-            remedy="Pass llm=… or extractor=…, set Settings.llm first, or leave this block out: the others need no "
-            "model.",
-        )
-    return llm
 
 
 class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock):
@@ -120,7 +103,11 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
     @model_validator(mode="after")
     def _modelled(self) -> Self:
         if self.llm is None and self.extractor is None:
-            self.llm = default_llm()
+            self.llm = needed_llm(
+                type(self).__name__,
+                without="llm and extractor",
+                remedy="Pass llm=… or extractor=…, set Settings.llm first, or leave this block out.",
+            )
         return self
 
     def of(self, memory: Holder) -> Facts:
@@ -183,7 +170,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         # Seeds have numbers, too, but are settings: nothing replaces them. A custom prompt shows no numbers.
         ids = {} if custom else {at: record.id for at, record in enumerate(known, len(self.facts) + 1)}
         prompt = "custom" if custom else PROMPT_VERSION
-        return moves_of_drafts(drafts, lines, ids, self._maker(counter, prompt=prompt, model=_llm_name(self.llm)))
+        return moves_of_drafts(drafts, lines, ids, self._maker(counter, prompt=prompt, model=llm_name(self.llm)))
 
     def _maker(self, counter: TokenCounter, *, prompt: str, model: str) -> Callable[..., NewRecord]:
         return lambda draft, sources: self._record(draft, sources, counter, prompt=prompt, model=model)
@@ -220,7 +207,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         by_text = {plain(one.text): one.id for one in old}
         repeated = {by_text[plain(draft.text)] for draft in drafts if plain(draft.text) in by_text}
         custom = self.fact_condense_prompt_template != FACT_CONDENSE_PROMPT
-        make = self._maker(counter, prompt="custom" if custom else PROMPT_VERSION, model=_llm_name(self.llm))
+        make = self._maker(counter, prompt="custom" if custom else PROMPT_VERSION, model=llm_name(self.llm))
         condensed = []
         covered: set[str] = set()
         for draft in drafts:
@@ -379,18 +366,6 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
             return [draft.text for draft in parse_answer(xml_text).facts]
         except ExtractionError:
             return []
-
-
-def _llm_name(llm: LLM | None) -> str:
-    if llm is None:
-        return ""
-    name = getattr(llm, "model", None)
-    if isinstance(name, str) and name:
-        return name
-    try:
-        return llm.metadata.model_name
-    except ValueError:  # some integrations refuse models whose context window they do not know
-        return llm.class_name()
 
 
 def _model_name(model: BaseEmbedding) -> str:

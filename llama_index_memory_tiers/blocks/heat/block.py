@@ -15,7 +15,7 @@ from llama_index_memory_tiers.blocks.desk import Holder
 from llama_index_memory_tiers.blocks.heat import hands
 from llama_index_memory_tiers.blocks.heat.analysis import Analyst, Before, told_pages
 from llama_index_memory_tiers.blocks.heat.merging import Calls, HeatDraft, merge_heat, reads_of
-from llama_index_memory_tiers.blocks.heat.models import ModelledBlock, llm_name
+from llama_index_memory_tiers.blocks.heat.models import ModelledBlock
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
 from llama_index_memory_tiers.blocks.heat.pages import Page, cut, extended, make_page, told
 from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, USER, Promotion, side
@@ -45,6 +45,7 @@ from llama_index_memory_tiers.blocks.heat.segments import (
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.events import TiersReport
 from llama_index_memory_tiers.extraction.insight import Meter
+from llama_index_memory_tiers.extraction.models import llm_name
 from llama_index_memory_tiers.heat import Scale, Tenant, eviction_order
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record
 from llama_index_memory_tiers.retention import Holding

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms import LLM
-from llama_index.core.settings import Settings
 from pydantic import Field, PrivateAttr
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
@@ -18,23 +17,16 @@ from llama_index_memory_tiers.blocks.heat.merging import METER, Calls
 from llama_index_memory_tiers.blocks.heat.pages import Page, Vector, embedded_text
 from llama_index_memory_tiers.blocks.heat.promotion import Promotion
 from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.embeddings import embed_model_of_settings
 from llama_index_memory_tiers.errors import EmbeddingError
 from llama_index_memory_tiers.events import BlockFailed, ModelCalled, emit
 from llama_index_memory_tiers.extraction.insight import Meter
+from llama_index_memory_tiers.extraction.models import llm_of_settings
 from llama_index_memory_tiers.heat import RAW, Policy, Scale
 from llama_index_memory_tiers.records import NewRecord, Scope
 from llama_index_memory_tiers.storage import OwnerReader, codec
 
 _EMBEDDED_CHARACTERS = 4000
-
-
-def _llm_of_settings() -> LLM | None:
-    # The public property would look for OpenAI's when nothing is set.
-    return Settings._llm  # noqa: SLF001
-
-
-def _embed_model_of_settings() -> BaseEmbedding | None:
-    return Settings._embed_model  # noqa: SLF001  # as above
 
 
 class ModelledBlock(TieredMemoryBlock):
@@ -48,8 +40,8 @@ class ModelledBlock(TieredMemoryBlock):
         max_calls_a_day: Model calls per owner and day (UTC).
     """
 
-    llm: LLM | None = Field(default_factory=_llm_of_settings)
-    embed_model: BaseEmbedding | None = Field(default_factory=_embed_model_of_settings)
+    llm: LLM | None = Field(default_factory=llm_of_settings)
+    embed_model: BaseEmbedding | None = Field(default_factory=embed_model_of_settings)
     policy: Policy = "heat"
     model_seconds: float = Field(default=30.0, gt=0)
     max_calls_a_day: int | None = Field(default=None, ge=0)
@@ -153,14 +145,3 @@ class ModelledBlock(TieredMemoryBlock):
         except Exception as error:  # noqa: BLE001  # as above
             self._failed(query.scope, error)
             return None
-
-
-def llm_name(llm: LLM) -> str:
-    """Name of a language model, whatever its integration knows."""
-    name = getattr(llm, "model", None)
-    if isinstance(name, str) and name:
-        return name
-    try:
-        return llm.metadata.model_name
-    except ValueError:  # some integrations refuse models whose context window they do not know
-        return llm.class_name()

@@ -21,7 +21,6 @@ from llama_index.core.memory.memory_blocks.vector import (
     VectorMemoryBlock as _CoreVectorMemoryBlock,
 )
 from llama_index.core.schema import NodeWithScore, TextNode
-from llama_index.core.settings import Settings
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
@@ -43,6 +42,7 @@ from llama_index_memory_tiers.blocks.vector.recollections import (
     within_quotas,
 )
 from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.embeddings import embed_model_of_settings
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, StorageError
 from llama_index_memory_tiers.events import BlockFailed, ModelCalled, emit
 from llama_index_memory_tiers.extraction.classes import classify
@@ -76,11 +76,6 @@ _DAY_SECONDS = 86_400
 _MESSAGES_FOR_REWRITING = 6
 
 
-def _embed_model_of_settings() -> BaseEmbedding | None:
-    # Settings.embed_model would resolve OpenAI's when nothing is set.
-    return Settings._embed_model  # noqa: SLF001
-
-
 class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     """Remembers every message and recalls those that matter for the current request.
 
@@ -111,7 +106,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     name: str = "RetrievedMessages"
     priority: int = Field(default=2, ge=0)
     vector_store: BasePydanticVectorStore | None = None  # type: ignore[assignment]  # optional here
-    embed_model: BaseEmbedding | None = Field(default_factory=_embed_model_of_settings)  # type: ignore[assignment]  # optional here
+    embed_model: BaseEmbedding | None = Field(default_factory=embed_model_of_settings)  # type: ignore[assignment]  # optional here
     similarity_top_k: int | None = Field(default=None, ge=1)  # type: ignore[assignment]  # optional here
     retrieval_context_window: int = Field(default=1, ge=1)
     partitions: tuple[Partition, ...] = ()
