@@ -27,7 +27,6 @@ fix: $(VENV)/installed  ## let the tools mend what they can
 # One more try on a machine that others load, shown as "rerun": a fault fails twice.
 test: check  ## everything that must hold
 	$(BIN)/pytest -n 2 --dist loadgroup --reruns 1
-	$(BIN)/pytest --nbmake notebooks -n 2 -p no:cacheprovider
 
 bench: $(VENV)/installed  ## speed and recall next to stock, in one run
 	$(BIN)/python -m benchmarks --postgres
