@@ -13,7 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.copies import clone
 from llama_index_memory_tiers.errors import InvalidMessageError
-from llama_index_memory_tiers.records import Cause, MessageMeta, aware, cause_name
+from llama_index_memory_tiers.records import Cause, MessageMeta, cause_name, checked_time
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.rendering import strip_recalled
 from llama_index_memory_tiers.storage import Entry, Storage, codec
@@ -86,8 +86,6 @@ class EntryMaker:
         Raises:
             InvalidMessageError: Names the argument and its value.
         """
-        if created_at is not None and not isinstance(created_at, datetime):
-            raise _wrong("created_at", created_at, "a datetime; a naive one means UTC")
         cause = cause_name(cause_by)
         for name, value in (("sent_from", sent_from), ("cause_by", cause)):
             if not isinstance(value, str):
@@ -95,7 +93,7 @@ class EntryMaker:
         to = (send_to,) if isinstance(send_to, str) else _several(send_to)
         if to is None or not all(isinstance(name, str) for name in to):
             raise _wrong("send_to", send_to, "a name or a list of names")
-        moment = aware(created_at) if created_at is not None else self._storage.clock()
+        moment = checked_time("created_at", created_at) if created_at is not None else self._storage.clock()
         offset = moment.utcoffset()
         meta = MessageMeta(
             sent_from=sent_from,

@@ -62,6 +62,8 @@ class Forgetter:
         store = self._storage.forgetting
         # Files first: what a crash interrupts after `begin` is finished from the tables alone.
         files = await self._forget_files(selection, scope) if selection.everything else []
+        if selection.filter is not None and selection.filter.contains is not None:
+            files = await self._look_into_files(selection.filter.contains, selection, scope)
         run = await store.begin(selection)
         outcome = await store.run(run)
         told = [await self._tell(key, selection.user_id) for key in self._tellable]
@@ -83,6 +85,16 @@ class Forgetter:
             counts = [count for count in removed if count is not None]
             if counts:
                 entries.append(ForgetEntry(block.name, sum(counts)))
+        return entries
+
+    async def _look_into_files(self, text: str, selection: Selection, scope: Scope) -> list[ForgetEntry]:
+        """Say how often a text stands in files that people edit: it is theirs to take out there."""
+        entries = []
+        for block in self._ours:
+            owners = await self._owners(selection, scope, per_session=block.per_session)
+            found = [count for owner in owners if (count := await block.mentions(owner, text)) is not None]
+            if found:
+                entries.append(ForgetEntry(block.name, 0, sum(found)))
         return entries
 
     async def _owners(self, selection: Selection, scope: Scope, *, per_session: bool) -> list[Scope]:

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from llama_index_memory_tiers.errors import ConfigurationError
 
+_MOST_DAYS = 36_525  # a hundred years
 FALLBACK = "conversations"
 """Where a message belongs that nothing else claims, or whose classifier failed."""
 
@@ -34,10 +35,11 @@ class Partition:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise _wrong("name", self.name, "a name with a visible character")
-        if self.top_k is not None and (isinstance(self.top_k, bool) or not self.top_k >= 1):
+        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
             raise _wrong("top_k", self.top_k, "a whole number from 1, or None")
-        if self.retention_days is not None and not self.retention_days > 0:
-            raise _wrong("retention_days", self.retention_days, "a number of days above 0, or None")
+        days = self.retention_days
+        if days is not None and (type(days) not in {int, float} or not 0 < days <= _MOST_DAYS):
+            raise _wrong("retention_days", days, f"a number of days above 0, at most {_MOST_DAYS}, or None for ever")
 
     @classmethod
     def survey(cls) -> tuple[Self, ...]:

@@ -13,13 +13,15 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_tiers.copies import PlainText, Source, calls_tool, clone
-from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.errors import ConfigurationError, InvalidMessageError
 
 Place = tuple[int, int]
 """Where a message stands in the log: session row and sequence number. Never shown to users."""
 
 # Databases refuse or change these; an id that is changed would be another one's.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+_FIRST_YEAR, _LAST_YEAR = 2, 9998  # a day away from what datetime can hold, for the zones
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -39,6 +41,28 @@ def aware(time: datetime) -> datetime:
         The same moment with its zone; the zone that was given is kept.
     """
     return time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)
+
+
+def checked_time(name: str, time: datetime) -> datetime:
+    """Refuse a time that not every zone can show.
+
+    Args:
+        name: The argument's name, for the error.
+        time: What was given; a naive one is read as UTC.
+
+    Returns:
+        The same moment, aware.
+
+    Raises:
+        InvalidMessageError: It is no datetime, or lies outside the years 2 to 9998.
+    """
+    if not isinstance(time, datetime) or not _FIRST_YEAR <= time.year <= _LAST_YEAR:
+        raise InvalidMessageError(
+            f"{name}={time!r:.100} was given.",
+            allowed=f"{name} is a datetime in the years {_FIRST_YEAR} to {_LAST_YEAR}; a naive one means UTC.",
+            remedy="Correct it; nothing was stored.",
+        )
+    return aware(time)
 
 
 @dataclass(frozen=True, slots=True)

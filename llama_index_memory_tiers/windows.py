@@ -196,11 +196,19 @@ class StoreWindow:
 
     async def forget(self, selection: Selection) -> ForgetEntry:
         """See `SessionWindow`: the whole window or nothing, as a chat store has no ids."""
-        before = len(await self._stored(None))
-        if selection.everything:
-            await self.clear(None)
-        left = len(await self._stored(None))
-        return ForgetEntry("chat store", before - left, left if selection.everything else None)
+        if not selection.everything:
+            return ForgetEntry("chat store", 0, None)
+        keys = [self._key]
+        if selection.session_id is None:  # of its other sessions we know those of which something has left the window
+            sessions = await self._storage.log.sessions(selection.user_id)
+            keys += [_store_key(Scope(session.session_id, selection.user_id or None)) for session in sessions]
+            keys += [key for key in await self._store.get_keys() if key.startswith(_store_prefix(selection.user_id))]
+        removed = left = 0
+        for key in dict.fromkeys(keys):
+            removed += len(await self._store.get_messages(key, None))
+            await self._store.delete_messages(key, None)
+            left += len(await self._store.get_messages(key, None))
+        return ForgetEntry("chat store", removed - left, left)
 
     async def _size(self) -> int:
         return sum(stored.tokens for stored in await self._stored(MessageStatus.ACTIVE))
@@ -236,4 +244,8 @@ def _store_key(scope: Scope) -> str:
     """The key of a window; the length tells where the user's id ends, whatever the ids are made of."""
     if scope.user_id is None:
         return scope.session_id
-    return f"{len(scope.user_id)}:{scope.user_id}:{scope.session_id}"
+    return f"{_store_prefix(scope.user_id)}{scope.session_id}"
+
+
+def _store_prefix(user_id: str) -> str:
+    return f"{len(user_id)}:{user_id}:"

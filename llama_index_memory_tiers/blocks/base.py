@@ -195,6 +195,18 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         """
         return None
 
+    async def mentions(self, scope: Scope, text: str) -> int | None:  # noqa: ARG002  # most blocks keep nothing there
+        """How often a text that is to be forgotten still stands in what it keeps outside the storage.
+
+        Args:
+            scope: Whose.
+            text: Whatever its case.
+
+        Returns:
+            Times; `None` when it keeps nothing outside.
+        """
+        return None
+
     # -- use in LlamaIndex's own Memory ----------------------------------------------------------------------
 
     async def aput(

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Protocol
 
 from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.events import RecordsChanged, emit_changes
 from llama_index_memory_tiers.records import Changes, Reads, Record, Scope
 from llama_index_memory_tiers.redaction import Redactor
@@ -62,7 +63,17 @@ class Desk:
         return self.storage.ids()
 
     def redacted(self, text: str) -> str:
-        """The text without secrets; everything written by hand goes through here."""
+        """The text without secrets; everything written by hand goes through here.
+
+        Raises:
+            InvalidMessageError: It is no text.
+        """
+        if not isinstance(text, str):
+            raise InvalidMessageError(
+                f"{text!r:.100} was given to {self.block}.",
+                allowed="What is written by hand is text.",
+                remedy="Pass a text, or leave the argument out; nothing was stored.",
+            )
         return text if self._redactor is None else self._redactor.text(text)
 
     async def owner(self) -> str:

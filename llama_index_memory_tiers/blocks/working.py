@@ -27,6 +27,7 @@ Sort = Literal["plan", "note", "result"]
 _KIND = "working"
 _MAX_CHARS = 4000
 _MAX_ENTRIES = 200
+_MAX_STEPS = 100
 
 _Path = tuple[str, ...]
 _INSIDE: ContextVar[Mapping[tuple[str, str], _Path]] = ContextVar("inside", default=MappingProxyType({}))
@@ -259,12 +260,19 @@ class Task:
         return Changes(revise=(new,), restore=(self._id,)) if records else Changes(add=(new,))
 
     async def _write(self, sort: Sort, texts: Iterable[str]) -> None:
-        cleaned = [self._clean(text) for text in texts]
+        given = list(texts)
+        cleaned = [self._clean(text) if isinstance(text, str) else "" for text in given]
+        if len(given) > _MAX_STEPS:
+            raise ConfigurationError(
+                f"A {sort} of {len(given)} steps was given.",
+                allowed=f"A plan has at most {_MAX_STEPS} steps.",
+                remedy="Open a task for each part of it, inside this one, with a plan of its own.",
+            )
         if not cleaned or not all(cleaned):
             raise ConfigurationError(
-                f"A {sort} without text was given.",
-                allowed="What is written down has at least one visible character.",
-                remedy="Pass the text, or leave the call out.",
+                f"{sort}={given!r:.100} was given.",
+                allowed="What is written down is text with at least one visible character.",
+                remedy="Pass the text, a plan as plan('first', 'second'), or leave the call out.",
             )
         new = tuple(Entry(sort, text, self._desk.now()) for text in cleaned)
 
@@ -276,7 +284,7 @@ class Task:
 
     def _clean(self, text: str) -> str:
         # First cut wide, so that no secret is cut in two before it is seen.
-        return codec.storable(self._desk.redacted(str(text)[: 2 * _MAX_CHARS])).strip()[:_MAX_CHARS]
+        return codec.storable(self._desk.redacted(text[: 2 * _MAX_CHARS])).strip()[:_MAX_CHARS]
 
     async def _change(self, change: Any) -> None:
         def merge(records: Sequence[Record]) -> Changes:

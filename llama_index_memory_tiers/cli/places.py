@@ -115,7 +115,7 @@ async def opened_memory(where: Where, *, make: bool = False, working: bool = Fal
                 await made.astop()
             if not working and not make:
                 await _check_made(made.storage)
-            yield _at(made, where)
+            yield await _at(made, where, anybody=working or make)
         finally:
             await made.aclose()
         return
@@ -203,8 +203,11 @@ def _no_factory(spec: str, why: str) -> ConfigurationError:
     )
 
 
-def _at(memory: TieredMemory, where: Where) -> TieredMemory:
-    """The factory's memory, at the person and session that were asked for."""
+async def _at(memory: TieredMemory, where: Where, *, anybody: bool) -> TieredMemory:
+    """The factory's memory, at the person and session that were asked for; without a person, at the only one."""
+    if memory.user_id is None and where.user is None and not anybody:
+        scope = await chosen_scope(memory.storage, where)
+        return memory.for_session(scope.session_id, scope.user_id)
     user = where.user if where.user is not None else memory.user_id
     session = where.session if where.session is not None else memory.session_id
     if (user, session) == (memory.user_id, memory.session_id):

@@ -144,7 +144,8 @@ class Keeping(Putting):
     ) -> TransferReport:
         """Write everything that is kept as JSON Lines, for a backup or another database.
 
-        What blocks hold elsewhere, such as in a vector store of yours, is not in it.
+        What is held elsewhere is not in it: a vector store of yours, a journal's files, and the window in a
+        `chat_store` of yours.
 
         Args:
             target: Path of a file, replaced in one step, or a stream of bytes.

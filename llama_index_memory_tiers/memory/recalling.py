@@ -74,6 +74,15 @@ class Recalling(Sessions, Getting):
             raise ConfigurationError(
                 f"top_k={top_k!r:.100} was given.", allowed="It is a whole number from 1.", remedy="Pass such a number."
             )
+        for name, value, kind, allowed in (
+            ("query", query, str, "text"),
+            ("partitions", [] if partitions is None else partitions, list | tuple | set | frozenset, "a list of names"),
+            ("filter", {} if filter is None else filter, Mapping, "a mapping of metadata"),
+        ):
+            if not isinstance(value, kind):
+                raise ConfigurationError(
+                    f"{name}={value!r:.100} was given.", allowed=f"It is {allowed}.", remedy=f"Correct {name}."
+                )
         await self._shared.delivery.freshen(self._key)
         vector, desk = self._vector(block)
         return await vector.find(desk, query, top_k, partitions, filter)

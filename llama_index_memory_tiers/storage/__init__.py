@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from collections.abc import Callable, Collection
@@ -19,7 +20,7 @@ from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.adoption import adopt_stock_table
 from llama_index_memory_tiers.storage.cursors import Cursor, CursorStore, DeadLetter
-from llama_index_memory_tiers.storage.database import Address, Database, resolve_address, shown_url
+from llama_index_memory_tiers.storage.database import Address, Database, holds_table, resolve_address, shown_url
 from llama_index_memory_tiers.storage.exporting import Exporter
 from llama_index_memory_tiers.storage.forgetting import ForgettingStore
 from llama_index_memory_tiers.storage.importing import Importer
@@ -201,6 +202,8 @@ class Storage:
         """
         if self.file is not None and not self.file.exists():
             return False
+        if self.file is not None and not await asyncio.to_thread(holds_table, self.file, self.table_name):
+            return False  # somebody else's, perhaps, which the first connection of ours would put into WAL mode
         return await made(self._database, self._tables)
 
     async def aopen(self) -> Self:

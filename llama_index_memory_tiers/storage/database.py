@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import random
+import sqlite3
 import tempfile
 import threading
 import weakref
@@ -446,6 +448,25 @@ async def _quietly(undo: Awaitable[Any]) -> None:
         await undo
     except (DBAPIError, OSError):
         return
+
+
+def holds_table(file: Path, prefix: str) -> bool:
+    """Whether a SQLite file holds tables under a prefix; looks without changing a byte of it.
+
+    Args:
+        file: An existing file.
+        prefix: Of the tables, or the name of one.
+
+    Returns:
+        False for an empty file and for other programs' databases; true as well for what is no database, whose error
+        is for whoever opens it.
+    """
+    with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        try:
+            names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        except sqlite3.Error:
+            return True
+    return any(name.lower().startswith(prefix.lower()) for (name,) in names)
 
 
 def _pragmas(connection: Any, _: Any) -> None:

@@ -251,5 +251,6 @@ def _taken(what: str) -> ConfigurationError:
     return ConfigurationError(
         f"An export was given, but {what} is here already with other content.",
         allowed="A session that is imported does not exist yet, or is the same word for word.",
-        remedy="Import into another database or table_name, or forget what is here; nothing was stored.",
+        remedy="Import into another database or table_name, as what was forgotten here is not brought back; "
+        "nothing was stored.",
     )

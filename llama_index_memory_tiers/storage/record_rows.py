@@ -41,7 +41,7 @@ def readable(rows: Iterable[Any], places: Mapping[int, tuple[Place, ...]]) -> di
 def _read(row: Any, sources: tuple[Place, ...]) -> Record | None:
     try:
         return _record(row, sources)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         about = {"record": row.uid, "error": type(error).__name__}
         _logger.error("damaged record skipped", extra=about)  # noqa: TRY400  # the error's text quotes the row
         return None

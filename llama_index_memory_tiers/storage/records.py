@@ -41,7 +41,7 @@ from llama_index_memory_tiers.storage.index import (
 from llama_index_memory_tiers.storage.packs import Pack, PackStore
 from llama_index_memory_tiers.storage.parts import PartReader, Visits
 from llama_index_memory_tiers.storage.record_rows import readable
-from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows
+from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows, storable_ids
 from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables, owner_touch
 
 _logger = logging.getLogger(__name__)
@@ -275,7 +275,10 @@ class RecordStore:
         if not reads.kinds and not reads.ids:
             return []
         own = and_(r.c.kind.in_(reads.kinds), r.c.block == block)
-        wanted = or_(own if reads.past else and_(own, self._live), r.c.uid.in_(reads.ids))
+        wanted = or_(
+            own if reads.past else and_(own, self._live),
+            r.c.uid.in_(storable_ids(reads.ids)),
+        )
         return await self._records(
             connection,
             select(r).where(r.c.owner == owner, wanted).order_by(r.c.id),

@@ -130,8 +130,14 @@ def statuses_of(status: MessageStatus | None) -> tuple[str, ...]:
     return (status.value,)
 
 
+def storable_ids(values: Iterable[T]) -> list[T]:
+    """Those that a database can hold: an id that none can hold is nobody's."""
+    return [value for value in values if not isinstance(value, str) or codec.storable(value) == value]
+
+
 def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
-    """Cut what is to stand in an IN list into lists that every database takes."""
+    """Cut what is to stand in an IN list into lists that every database takes; see `storable_ids`."""
+    values = storable_ids(values)
     return (values[at : at + MOST_PARAMETERS] for at in range(0, len(values), MOST_PARAMETERS))
 
 

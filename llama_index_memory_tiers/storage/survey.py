@@ -14,7 +14,7 @@ from llama_index_memory_tiers.records import Record, StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.record_rows import readable
-from llama_index_memory_tiers.storage.rows import GONE, Session, chunks, decode_rows
+from llama_index_memory_tiers.storage.rows import GONE, Session, chunks, decode_rows, storable_ids
 from llama_index_memory_tiers.storage.schema import VERSION, Tables
 
 _PAGE_ROWS = 500
@@ -284,7 +284,7 @@ class Survey:
             .order_by(m.c.sid, m.c.seq)
         )
         if ids is not None:
-            query = query.where(m.c.uid.in_(list(ids)))
+            query = query.where(m.c.uid.in_(storable_ids(ids)))
         return [message for message in _decoded(await self._read(query)) if isinstance(message, StoredMessage)]
 
     async def records(
@@ -303,7 +303,7 @@ class Survey:
         r = self._t.records
         query = select(r).where(*self._records_of(user_id, session_id)).order_by(r.c.id)
         if ids is not None:
-            query = query.where(r.c.uid.in_(list(ids)))
+            query = query.where(r.c.uid.in_(storable_ids(ids)))
         return await self._told(await self._read(query))
 
     async def derived(self, user_id: str, place: tuple[int, int]) -> list[tuple[str, Record]]:

@@ -14,7 +14,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
 from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock
-from llama_index_memory_tiers.blocks.vector.block import block as vector_module
+from llama_index_memory_tiers.blocks.vector import block as vector_module
 from llama_index_memory_tiers.testing import HashEmbedding
 
 # The integrations call what their databases have given new names.

@@ -19,7 +19,7 @@ from llama_index_memory_tiers.records import (
     Reads,
     Record,
     Scope,
-    aware,
+    checked_time,
 )
 
 _KIND = "fact"
@@ -65,7 +65,7 @@ class Facts:
         Returns:
             Facts, by the beginning of their validity. What the bound has put aside counts until then.
         """
-        at = aware(time)
+        at = checked_time("time", time)
         records = {record.id: record for record in await self._records()}
         found = [fact for fact in map(fact_of, records.values()) if holds(fact, records, at)]
         return sorted(found, key=lambda fact: fact.valid_from)
@@ -154,6 +154,8 @@ class Facts:
             ConfigurationError: The text is empty, or the fact that it is to replace is not known.
         """
         sentence = self._sentence(text)
+        begins = None if since is None else checked_time("since", since)
+        ends = None if until is None else checked_time("until", until)
         if replaces is not None:
             await self._known(_id(replaces))
         now = self._desk.now()
@@ -169,8 +171,8 @@ class Facts:
             record,
             frozenset[str]() if replaces is None else frozenset({_id(replaces)}),
             key_of(subject, relation),
-            since=None if since is None else aware(since),
-            until=None if until is None else aware(until),
+            since=begins,
+            until=ends,
             by_hand=True,
         )
         await self._decided(move)
@@ -257,8 +259,8 @@ class Facts:
         Raises:
             ConfigurationError: It is not known.
         """
+        since = None if at is None else checked_time("at", at)
         await self._known(_id(fact))
-        since = None if at is None else aware(at)
         await self._decided(
             Move("retract", self._desk.now(), targets=frozenset({_id(fact)}), since=since, by_hand=True)
         )

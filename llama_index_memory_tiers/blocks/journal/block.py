@@ -92,6 +92,10 @@ class JournalMemoryBlock(HandWrittenBlock):
         """Delete somebody's folder, hand-written files too."""
         return await asyncio.to_thread(self._files(scope).erase)
 
+    async def mentions(self, scope: Scope, text: str) -> int:
+        """How often a text stands in somebody's files, which people may have written: they are not changed."""
+        return await asyncio.to_thread(self._files(scope).count, text)
+
     def _files(self, scope: Scope) -> OwnerFiles:
         return OwnerFiles(self.directory / folder_name(scope, per_session=self.per_session), self.max_file_bytes)
 
@@ -137,7 +141,13 @@ class Journal:
         Raises:
             ConfigurationError: The key is no heading, or the file would be larger than its bound.
         """
-        words, body = _key(self._desk.redacted(_key(key))), self._desk.redacted(text)
+        if not isinstance(text, str):
+            raise ConfigurationError(
+                f"text={text!r:.100} was given.",
+                allowed="What stands under a heading is text.",
+                remedy="Pass a text, or call remove(key).",
+            )
+        words, body = _key(codec.storable(self._desk.redacted(_key(key)))), codec.storable(self._desk.redacted(text))
         await self._change(lambda old: written(old, words, body))
 
     async def remove(self, key: str) -> bool:
@@ -171,7 +181,7 @@ class Journal:
                 remedy="Pass the text, or leave the call out.",
             )
         now = self._desk.now().astimezone(self._zone)
-        entry = f"\n## {now:%H:%M:%S}\n\n{inert(self._desk.redacted(text))}\n"
+        entry = f"\n## {now:%H:%M:%S}\n\n{inert(codec.storable(self._desk.redacted(text)))}\n"
         path = await asyncio.to_thread(self._files.append, now.date(), entry)
         await self._told()
         return path

@@ -130,6 +130,11 @@ class OwnerFiles:
         """The text of a day, all its files."""
         return "\n".join(self._read(path) for found, _, path in self.days() if found == day)
 
+    def count(self, text: str) -> int:
+        """How often a text stands in the files, whatever its case."""
+        paths = self.folder.rglob("*.md") if self.folder.is_dir() else ()
+        return sum(self._read(path).casefold().count(text.casefold()) for path in paths)
+
     def erase(self) -> int:
         """Delete the folder with all that is in it; how many files there were."""
         if not self.folder.is_dir():

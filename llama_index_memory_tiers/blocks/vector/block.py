@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +34,7 @@ from llama_index_memory_tiers.blocks.vector.recollections import (
     NOTE,
     Found,
     checked_note,
+    distinct,
     message_line,
     note_line,
     read_found,
@@ -44,7 +44,7 @@ from llama_index_memory_tiers.blocks.vector.recollections import (
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.embeddings import embed_model_of_settings
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, StorageError
-from llama_index_memory_tiers.events import BlockFailed, ModelCalled, emit
+from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.extraction.classes import classify
 from llama_index_memory_tiers.extraction.rewriting import rewrite_question
 from llama_index_memory_tiers.partitions import Partition, WritePolicy, checked_partitions, classify_by_rule, place
@@ -71,6 +71,7 @@ _THREAD_CHARACTERS = 100_000
 # Candidates beyond what fits, so that packing has a choice of lengths.
 _SURPLUS = 1.3
 _FEWEST_HITS = 50
+_MOST_HITS = 3200
 _TOKENS_A_MESSAGE = 10  # few are shorter, so that the candidates fill any allowance
 _DAY_SECONDS = 86_400
 _MESSAGES_FOR_REWRITING = 6
@@ -261,34 +262,34 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return []
         if self.query_llm is not None:
             text = await self._rewritten(self.query_llm, text, query)
-        limit = max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE)
-        hits = await self._candidates(text, reader, query.scope, query.now, query.visible, limit=limit)
-        found = await read_found(reader, hits if self.partitions else self._enough(hits, query.allowance))
-        if self.partitions:
-            found = within_quotas(found, self.partitions)[: self.similarity_top_k]
+        found = await self._found(text, query, reader)
         shown = await self._postprocessed(found, text)
         return [one.item(self._formatted(line), len(shown) - rank) for rank, (one, line) in enumerate(shown)]
+
+    async def _found(self, text: str, query: Query, reader: OwnerReader) -> list[Found]:
+        """What fills the allowance, best first."""
+        limit = max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE)
+        while True:
+            hits = await self._candidates(text, reader, query.scope, query.now, query.visible, limit=limit)
+            if self.partitions:
+                return within_quotas(distinct(await read_found(reader, hits)), self.partitions)[: self.similarity_top_k]
+            found = await self._enough(hits, query.allowance, reader)
+            # With the same words again and again among the candidates, more of them are looked at.
+            full = len(found) >= (self.similarity_top_k or limit) or _tokens(found) >= query.allowance
+            if full or len(hits) < limit or limit >= _MOST_HITS:
+                return found[: self.similarity_top_k]
+            limit *= 4
 
     async def _rewritten(self, llm: LLM, text: str, query: Query) -> str:
         """The question with a second form of it that can be understood alone."""
         said = [message.content or "" for message in query.messages if message.content != text]
-        started, error = time.perf_counter(), None
         try:
             asking = rewrite_question(llm, text, said[-_MESSAGES_FOR_REWRITING:], today=f"{query.now:%Y-%m-%d}")
             alone = await asyncio.wait_for(asking, self.query_seconds)
-        except Exception as failure:  # noqa: BLE001  # models raise what they like; the question is there already
-            alone, error = "", type(failure).__name__
-        emit(
-            ModelCalled(
-                session_id=query.scope.session_id,
-                block=self.key,
-                purpose="rewrite the question",
-                seconds=time.perf_counter() - started,
-                tokens=query.counter.text(alone),
-                error=error,
-            )
-        )
-        return codec.storable(f"{text}\n{alone}") if alone else text
+        except Exception as error:  # noqa: BLE001  # models raise what they like; the question is there already
+            emit(BlockFailed(session_id=query.scope.session_id, block=self.key, error=type(error).__name__))
+            return text
+        return codec.storable(f"{text}\n{alone}")
 
     async def _candidates(
         self, text: str, reader: OwnerReader, scope: Scope, now: datetime, visible: frozenset[Place], *, limit: int
@@ -397,16 +398,21 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return []
         return [hit for hit in await reader.hits_of(scores) if hit.place is None or hit.place not in visible]
 
-    def _enough(self, hits: Sequence[Hit], allowance: int) -> list[Hit]:
-        chosen: list[Hit] = []
-        tokens = 0.0
-        for hit in hits[: self.similarity_top_k]:
-            if tokens > allowance * _SURPLUS:
-                break
-            if hit.tokens <= allowance:  # a message that can never fit must not stand in the way of those that do
-                tokens += hit.tokens
-                chosen.append(hit)
-        return chosen
+    async def _enough(self, hits: Sequence[Hit], allowance: int, reader: OwnerReader) -> list[Found]:
+        """What fills the allowance, and a little more so that packing has a choice; the same words once."""
+        # A message that can never fit must not stand in the way of those that do.
+        waiting = [hit for hit in hits if hit.tokens <= allowance]
+        found: list[Found] = []
+        most, tokens, at, top_k = allowance * _SURPLUS, 0.0, 0, self.similarity_top_k or len(hits)
+        while at < len(waiting) and tokens <= most and len(found) < top_k:
+            part: list[Hit] = []
+            while at < len(waiting) and tokens <= most and len(part) < top_k:
+                part.append(waiting[at])
+                tokens += waiting[at].tokens
+                at += 1
+            found = distinct([*found, *await read_found(reader, part)])
+            tokens = _tokens(found)
+        return found
 
     async def _postprocessed(self, found: Sequence[Found], text: str) -> list[tuple[Found, str]]:
         if not self.node_postprocessors or not found:
@@ -425,6 +431,10 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         # Pydantic copies defaults, so that identity tells nothing; rendering a template takes 3 ms.
         template = self.format_template
         return getattr(template, "template_str", None) != DEFAULT_RETRIEVED_TEXT_TEMPLATE.template_str
+
+
+def _tokens(found: Iterable[Found]) -> float:
+    return float(sum(one.hit.tokens for one in found))
 
 
 def _said(stored: StoredMessage) -> str:

@@ -91,6 +91,14 @@ async def read_found(reader: OwnerReader, hits: Sequence[Hit]) -> list[Found]:
     return [by_id[hit.id] for hit in hits if hit.id in by_id]
 
 
+def distinct(found: Iterable[Found]) -> list[Found]:
+    """Of those that are shown alike the first: a phrase that was said a hundred times tells nothing more."""
+    first: dict[str, Found] = {}
+    for one in found:
+        first.setdefault(one.line, one)
+    return list(first.values())
+
+
 def within_quotas(found: Iterable[Found], partitions: Sequence[Partition]) -> list[Found]:
     """Of each partition as many as it may show, best first; partitions by priority.
 
