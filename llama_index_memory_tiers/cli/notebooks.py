@@ -32,7 +32,7 @@ def copy_notebooks(source: Path | None, target: Path, *, sure: Callable[[str], b
         )
     books = sorted(source.glob("*.ipynb"))
     there = [book.name for book in books if (target / book.name).exists()]
-    if there and not sure(f"Replace {', '.join(there)} in {target}?"):
+    if there and not sure(f"Replace {len(there)} notebooks in {target}?"):
         return Outcome({"folder": target, "copied": []}, "Nothing was copied.", FINDING)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -45,4 +45,5 @@ def copy_notebooks(source: Path | None, target: Path, *, sure: Callable[[str], b
             remedy="Choose another one, or correct its permissions.",
         ) from None
     rows = [(str(target / book.name),) for book in books]
-    return Outcome({"folder": target, "copied": [row[0] for row in rows]}, Grid(("copied",), rows))
+    needs = "They need: pip install 'llama-index-memory-tiers[notebooks]'"
+    return Outcome({"folder": target, "copied": [row[0] for row in rows]}, Grid(("copied",), rows, needs))
