@@ -704,3 +704,21 @@ async def test_blocks_that_a_storage_knows_are_told_by_their_records(full):
         assert await places.known_blocks(storage, Scope("x", "nobody else")) == []
         assert (await places.chosen_scope(storage, Where())).user_id == "ada"
         assert await rows(storage, "SELECT 1 FROM {t}_sessions WHERE session_id LIKE 'look-%'") == []
+
+
+def test_a_factory_without_a_person_is_asked_about_the_only_one(full, factories):
+    yours = ("--memory", f"{factories}:memory", "--storage", full)
+    before = dump(full)
+    assert "oolong" in command("search", "tea oolong", *yours).out
+    assert dump(full) == before
+    target = full.parent / "all.jsonl"
+    assert command("export", target, *yours).code == 0
+    assert "oolong" in target.read_text("utf-8")
+    assert command("forget", "--contains", "oolong", "--yes", *yours).code == 0
+    assert "oolong" not in command("search", "tea oolong", *yours).out
+
+
+def test_with_several_people_a_factory_without_one_is_refused(full, factories):
+    asyncio.run(fill(full, "bob", "friday", "I drink coffee."))
+    ran = command("forget", "--contains", "tea", "--yes", "--memory", f"{factories}:memory", "--storage", full)
+    assert (ran.code, "ada" in ran.err, "--user" in ran.err) == (2, True, True)
