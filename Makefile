@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test check fix bench soak clean
+.PHONY: demo test test-matrix check fix bench soak clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,15 @@ fix: $(VENV)/installed  ## let the tools mend what they can
 test: check  ## everything that must hold
 	$(BIN)/pytest -n 2 --dist loadgroup --reruns 1
 
+# What touches LlamaIndex, with the lowest and the newest core that are supported, each in an environment of its own.
+test-matrix:  ## the supported versions of llama-index-core
+	for core in '==0.14.25' '>=0.14.25,<0.15'; do \
+		rm -rf .matrix && $(PYTHON) -m venv .matrix && \
+		.matrix/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' "llama-index-core$$core" && \
+		.matrix/bin/pytest -n 2 --reruns 1 tests/test_upstream_promises.py tests/test_host.py tests/test_stock_wrongs.py \
+			tests/contracts || exit 1; \
+	done; rm -rf .matrix
+
 bench: $(VENV)/installed  ## speed and recall next to stock, in one run
 	$(BIN)/python -m benchmarks --postgres
 
@@ -36,4 +45,4 @@ soak: $(VENV)/installed  ## the long form of the crash and concurrency tests
 		tests/test_isolation_fuzz.py tests/properties/test_machine.py tests/test_mutations.py -x
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .matrix build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
