@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -198,10 +199,13 @@ async def test_keys_of_a_store_are_those_of_its_user(storage: Storage) -> None:
         assert marks_in(await TieredChatStore(storage, user_id=name).get_keys()) == {mark(number)}
 
 
-# --- two hundred tenants --------------------------------------------------------------------------------------
+# --- many tenants --------------------------------------------------------------------------------------
 
 
-async def test_two_hundred_tenants_over_shared_blocks_and_storage_never_meet(tmp_path: Any) -> None:
+_HALF = 100 if os.environ.get("MEMORY_TIERS_SOAK") == "1" else 30
+
+
+async def test_many_tenants_over_shared_blocks_and_storage_never_meet(tmp_path: Any) -> None:
     """Cases 1, 21, 33, 35: interleaved writes and every read; owners are users and bare sessions in equal parts."""
     rng = random.Random(20260302)
     async with Storage(tmp_path / "memory.db") as storage:
@@ -216,11 +220,11 @@ async def test_two_hundred_tenants_over_shared_blocks_and_storage_never_meet(tmp
             token_limit=60,
             chat_history_token_ratio=0.4,
         )
-        names = [f"tenant{'_-%. '[n % 5]}{n // 5}" for n in range(100)]
+        names = [f"tenant{'_-%. '[n % 5]}{n // 5}" for n in range(_HALF)]
         tenants = [base.for_session(rng.choice(["chat", "chat-1"]), user_id=name) for name in names]
         tenants += [base.for_session(name) for name in names]
-        order = rng.sample(range(200), 200)
-        for start in range(0, 200, 20):
+        order = rng.sample(range(2 * _HALF), 2 * _HALF)
+        for start in range(0, 2 * _HALF, 20):
             group = order[start : start + 20]
             puts = [tenants[owner].aput_messages([*turn(owner, 1), *turn(owner, 2)]) for owner in group]
             await asyncio.gather(*puts)
@@ -228,7 +232,7 @@ async def test_two_hundred_tenants_over_shared_blocks_and_storage_never_meet(tmp
             await tenant.aflush()
         recalled = 0
         for owner, tenant in enumerate(tenants):
-            other = rng.randrange(200)
+            other = rng.randrange(2 * _HALF)
             question = rng.choice(["new password", f"account {mark(other)}", "case 2", ""])
             reads = list(reads_of(tenant, question))
             names = reads if owner % 25 == 0 else rng.sample(reads, 2)
@@ -236,7 +240,7 @@ async def test_two_hundred_tenants_over_shared_blocks_and_storage_never_meet(tmp
             foreign = {name: marks_in(value) - {mark(owner)} for name, value in found.items()}
             assert not any(foreign.values()), (owner, foreign)
             recalled += any(part.kept for part in found["aexplain"][0]) if "aexplain" in found else 0
-        assert recalled >= 10  # or this test would see nothing because nothing was recalled
+        assert recalled >= _HALF // 10  # or this test would see nothing because nothing was recalled
         await base.aclose()
 
 

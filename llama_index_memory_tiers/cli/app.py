@@ -195,7 +195,7 @@ def doctor_command(
         if where.memory is None:
             async with opened_storage(where) as found:
                 return await doctor.examine(found, None, as_json=as_json)
-        async with opened_memory(where) as yours:
+        async with opened_memory(where, everybody=True) as yours:
             return await doctor.examine(yours.storage, yours, as_json=as_json)
 
     _finish(run(examined, as_json=as_json))
@@ -325,7 +325,7 @@ def replay(
 
     async def replayed() -> Outcome:
         tending.needs_memory(where, "replay")
-        async with opened_memory(where) as found:
+        async with opened_memory(where, everybody=True) as found:
             return await tending.replay(found, where)
 
     _finish(run(replayed, as_json=as_json))
@@ -348,7 +348,7 @@ def maintain(
 
     async def maintained() -> Outcome:
         tending.needs_memory(where, "maintain")
-        async with opened_memory(where) as found:
+        async with opened_memory(where, everybody=True) as found:
             planned = await tending.maintain(found, where, dry_run=True)
             count = len(planned.data["departures"])
             if dry_run or not count or not _sure(yes)(f"Put {count} records aside?"):
@@ -374,7 +374,7 @@ def reindex(
 
     async def done() -> Outcome:
         tending.needs_memory(where, "reindex")
-        async with opened_memory(where) as found:
+        async with opened_memory(where, everybody=True) as found:
             return await tending.reindex(found, where, again=again, as_json=as_json)
 
     _finish(run(done, as_json=as_json))

@@ -93,7 +93,9 @@ async def _check_made(storage: Storage) -> None:
 
 
 @asynccontextmanager
-async def opened_memory(where: Where, *, make: bool = False, working: bool = False) -> AsyncIterator[TieredMemory]:
+async def opened_memory(
+    where: Where, *, make: bool = False, working: bool = False, everybody: bool = False
+) -> AsyncIterator[TieredMemory]:
     """Open the memory that was asked for: one of your factory, or one that has the blocks that the storage knows.
 
     Args:
@@ -101,6 +103,7 @@ async def opened_memory(where: Where, *, make: bool = False, working: bool = Fal
         make: See `opened_storage`.
         working: Let the factory's memory absorb in the background; else nothing is absorbed and no model is called
             but for embedding a question.
+        everybody: The command is about all people: the factory's memory is taken as it is.
 
     Yields:
         The memory.
@@ -115,7 +118,7 @@ async def opened_memory(where: Where, *, make: bool = False, working: bool = Fal
                 await made.astop()
             if not working and not make:
                 await _check_made(made.storage)
-            yield await _at(made, where, anybody=working or make)
+            yield await _at(made, where, anybody=working or make or everybody)
         finally:
             await made.aclose()
         return

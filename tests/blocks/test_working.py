@@ -241,5 +241,5 @@ async def test_blank_names_and_texts_are_refused(storage: Storage, text: str) ->
         working.task(text)
     async with working.task("Bake a cake") as task:
         for call in (task.note(text), task.result(text), task.plan(), task.plan("mix", text)):
-            with pytest.raises(ConfigurationError, match="without text"):
+            with pytest.raises(ConfigurationError, match="visible character"):
                 await call

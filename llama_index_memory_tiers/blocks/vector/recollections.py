@@ -92,10 +92,10 @@ async def read_found(reader: OwnerReader, hits: Sequence[Hit]) -> list[Found]:
 
 
 def distinct(found: Iterable[Found]) -> list[Found]:
-    """Of those that are shown alike the first: a phrase that was said a hundred times tells nothing more."""
-    first: dict[str, Found] = {}
+    """Of those that are shown alike on one day the first: a phrase that was said a hundred times tells nothing more."""
+    first: dict[tuple[str, str], Found] = {}
     for one in found:
-        first.setdefault(one.line, one)
+        first.setdefault((one.line, day_label(one.said_at)), one)
     return list(first.values())
 
 
