@@ -12,6 +12,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_tiers.copies import TEXT_FIELDS, PlainText, Source, plain_text
+from llama_index_memory_tiers.embeddings import MOST_CHARACTERS
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import NOTHING, MessageMeta, aware
 
@@ -187,6 +188,19 @@ def decode_meta(data: str | None) -> MessageMeta:
 def storable(text: str) -> str:
     """Text for a column: without NUL and lone surrogates, which PostgreSQL and UTF-8 refuse."""
     return _SURROGATE.sub("\ufffd", text.replace("\0", "")) if not text.isascii() or "\0" in text else text
+
+
+def embedded_text(text: str, speaker: str = "") -> str:
+    """What stands for a text in the embedding space, whether it is embedded at once or again later.
+
+    Args:
+        text: What was said or noted.
+        speaker: Who said it, when the name is known.
+
+    Returns:
+        The text with its speaker, bounded, and without what tokenizers and HTTP clients refuse.
+    """
+    return storable(f"{speaker}: {text}" if speaker else text)[:MOST_CHARACTERS]
 
 
 def to_microseconds(time: datetime) -> int:

@@ -10,9 +10,9 @@ from sqlalchemy import and_, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.records import Place
-from llama_index_memory_tiers.storage.packs import drop_packs
+from llama_index_memory_tiers.storage.packs import raise_epoch
 from llama_index_memory_tiers.storage.rows import GONE, chunks
-from llama_index_memory_tiers.storage.schema import Tables, owner_touch
+from llama_index_memory_tiers.storage.schema import Tables
 
 
 @dataclass(slots=True)
@@ -42,7 +42,6 @@ class Eraser:
     def __init__(self, tables: Tables) -> None:
         self._t = tables
         self._r = r = tables.records
-        self._touch = owner_touch(tables)
         self._projections = {
             "sources": tables.sources,
             "embeddings": tables.embeddings,
@@ -77,12 +76,7 @@ class Eraser:
         Returns:
             The new revision of each.
         """
-        revisions = {}
-        for owner in sorted(set(owners)):
-            row = (await connection.execute(self._touch, {"owner": owner, "raise_epoch": 1})).one()
-            revisions[owner] = int(row[1])
-            await connection.execute(drop_packs(self._t, owner))
-        return revisions
+        return {owner: await raise_epoch(connection, self._t, owner) for owner in sorted(set(owners))}
 
     async def void_claims(self, connection: AsyncConnection, sid: int) -> None:
         """Take every worker's claim on a session away: what it prepares now cannot be merged."""

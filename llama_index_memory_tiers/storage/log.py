@@ -18,7 +18,7 @@ from llama_index_memory_tiers.records import Place, StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.alignment import LogRow, plan_alignment
 from llama_index_memory_tiers.storage.database import Database
-from llama_index_memory_tiers.storage.packs import drop_packs
+from llama_index_memory_tiers.storage.packs import raise_epoch
 from llama_index_memory_tiers.storage.rows import (
     ACTIVE,
     ARCHIVED,
@@ -32,7 +32,7 @@ from llama_index_memory_tiers.storage.rows import (
     chunks,
     decode_rows,
 )
-from llama_index_memory_tiers.storage.schema import Tables, owner_touch
+from llama_index_memory_tiers.storage.schema import Tables
 
 _logger = logging.getLogger(__name__)
 
@@ -118,7 +118,6 @@ class MessageLog:
             .order_by(m.c.seq)
         )
         self._insert = insert(m)
-        self._touch = owner_touch(tables)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -513,8 +512,7 @@ class MessageLog:
     async def _forget(self, connection: AsyncConnection, user_id: str, sid: int) -> None:
         """Void what was recalled from a session, and what blocks prepare from it right now."""
         for owner in (f"u:{user_id}", f"s:{sid}") if user_id else (f"s:{sid}",):
-            await connection.execute(self._touch, {"owner": owner, "raise_epoch": 1})
-            await connection.execute(drop_packs(self._tables, owner))
+            await raise_epoch(connection, self._tables, owner)
 
     async def recount(self, sid: int, counts: Mapping[int, int], counter: str) -> None:
         """Write token counts that another counter made.

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.storage.database import Database
-from llama_index_memory_tiers.storage.schema import Tables
+from llama_index_memory_tiers.storage.schema import Tables, owner_touch
 
 _logger = logging.getLogger(__name__)
 
@@ -122,6 +122,17 @@ class PackStore:
         return True
 
 
-def drop_packs(tables: Tables, owner: str) -> Any:
-    """The statement that removes an owner's packs: part of every deletion, as they hold words and vectors."""
-    return delete(tables.packs).where(tables.packs.c.owner == owner)
+async def raise_epoch(connection: AsyncConnection, tables: Tables, owner: str) -> int:
+    """Void what is prepared and remembered of an owner; packs go along, as they hold words and vectors.
+
+    Args:
+        connection: In a transaction; the owner's row is locked from here on.
+        tables: The tables.
+        owner: Whose.
+
+    Returns:
+        The new revision.
+    """
+    row = (await connection.execute(owner_touch(tables), {"owner": owner, "raise_epoch": 1})).one()
+    await connection.execute(delete(tables.packs).where(tables.packs.c.owner == owner))
+    return int(row.rev)

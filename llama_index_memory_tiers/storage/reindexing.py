@@ -25,15 +25,15 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
-from llama_index_memory_tiers.embeddings import MOST_CHARACTERS, embed_texts, has_direction
+from llama_index_memory_tiers.embeddings import embed_texts, has_direction
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.index import encode_vector
-from llama_index_memory_tiers.storage.packs import drop_packs
+from llama_index_memory_tiers.storage.packs import raise_epoch
 from llama_index_memory_tiers.storage.records import RecordStore
 from llama_index_memory_tiers.storage.rows import GONE
-from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables, owner_touch
+from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables
 
 _PAGE_RECORDS = 64  # what a crash costs at most, in embeddings
 _PAGE_OWNERS = 200
@@ -117,7 +117,6 @@ class Reindexer:
         self._t = tables
         self._records = records
         self._now = now
-        self._touch = owner_touch(tables)
 
     async def run(
         self,
@@ -278,7 +277,7 @@ class Reindexer:
     async def _switch(self, connection: AsyncConnection, run: _Run, owner: str) -> None:
         """Let the new embeddings take the place of the old ones."""
         r, e = self._t.records, self._t.embeddings
-        await connection.execute(self._touch, {"owner": owner, "raise_epoch": 1})
+        await raise_epoch(connection, self._t, owner)
         query = select(r.c.id).where(r.c.owner == owner, self._missing(run))
         left = {row.id for row in await connection.execute(query, dict(run.values))}
         if left - run.skipped:
@@ -290,7 +289,6 @@ class Reindexer:
         await connection.execute(update(e).where(mine, e.c.model == unfinished).values(model=new))
         wrong_size = func.length(e.c.vec) != run.values["bytes"]
         await connection.execute(delete(e).where(mine, or_(e.c.model != new, wrong_size)))
-        await connection.execute(drop_packs(self._t, owner))
         marks = self._t.marks  # an index outside is told all of this owner again
         await connection.execute(update(marks).where(marks.c.owner == owner).values(rev=0))
 
@@ -299,13 +297,13 @@ def _text_of(row: Any) -> str:
     """What the blocks embed: of a message who says what, of an episode its task, else the text."""
     if row.message is None:
         task = codec.read_json(row.data).get("task")
-        return str(codec.storable(task if isinstance(task, str) else row.text)[:MOST_CHARACTERS])
+        return codec.embedded_text(task if isinstance(task, str) else row.text)
     try:
         text = (codec.decode_message(row.message).content or "").strip()
         speaker = codec.decode_meta(row.meta).sent_from
     except Exception:  # noqa: BLE001  # a damaged row, which the log reports
         return ""
-    return str(codec.storable(f"{speaker}: {text}" if speaker else text)[:MOST_CHARACTERS])
+    return codec.embedded_text(text, speaker)
 
 
 def _check_model(model: Any) -> None:

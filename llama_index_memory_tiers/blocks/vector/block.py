@@ -42,7 +42,7 @@ from llama_index_memory_tiers.blocks.vector.recollections import (
     within_quotas,
 )
 from llama_index_memory_tiers.budget import Item, TokenCounter
-from llama_index_memory_tiers.embeddings import embed_model_of_settings
+from llama_index_memory_tiers.embeddings import MOST_CHARACTERS, embed_model_of_settings
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, StorageError
 from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.extraction.classes import classify
@@ -64,8 +64,6 @@ from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec
 from llama_index_memory_tiers.text import message_terms
 
 _RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.FUNCTION})
-# Embedding models read a few hundred words; the rest of a long message is found by BM25.
-_EMBEDDED_CHARACTERS = 8000
 # Larger batches are analysed and counted in a thread: 5 million characters take 1.5 s.
 _THREAD_CHARACTERS = 100_000
 # Candidates beyond what fits, so that packing has a choice of lengths.
@@ -162,7 +160,9 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         if not told:
             return None
         texts = [text for _, text in told]
-        vectors = await self._embed([_dense_key(stored, text) for stored, text in told], batch.scope)
+        vectors = await self._embed(
+            [codec.embedded_text(text, stored.meta.sent_from) for stored, text in told], batch.scope
+        )
         parts = await self._classified(texts, batch.scope)
         if sum(map(len, texts)) > _THREAD_CHARACTERS:
             measured = await asyncio.to_thread(_measured, told, counter)
@@ -325,7 +325,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         text = desk.redacted(content) if isinstance(content, str) else ""
         checked_note(content, metadata, partition, self.partitions)
         now = desk.now()
-        (vector,) = await self._embed([codec.storable(text)[:_EMBEDDED_CHARACTERS]], desk.scope)
+        (vector,) = await self._embed([codec.embedded_text(text)], desk.scope)
         part = place(self.partitions, partition) if partition else (await self._classified([text], desk.scope))[0]
         record = NewRecord(
             id=desk.new_id(),
@@ -372,7 +372,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         if self.embed_model is None:
             return None
         try:
-            vector = await embed_query(self.embed_model, text[:_EMBEDDED_CHARACTERS])
+            vector = await embed_query(self.embed_model, text[:MOST_CHARACTERS])
         except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find messages
             emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
             return None
@@ -450,12 +450,6 @@ def _measured(told: Sequence[tuple[StoredMessage, str]], counter: TokenCounter) 
         )
         for stored, text in told
     ]
-
-
-def _dense_key(stored: StoredMessage, text: str) -> str:
-    speaker = stored.meta.sent_from
-    # Tokenizers and HTTP clients refuse lone surrogates.
-    return codec.storable(f"{speaker}: {text}" if speaker else text)[:_EMBEDDED_CHARACTERS]
 
 
 def _passes(found: Found, partitions: Collection[str] | None, wanted: Mapping[str, Any] | None) -> bool:
