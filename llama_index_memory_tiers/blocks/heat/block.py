@@ -56,7 +56,6 @@ from llama_index_memory_tiers.text import analyse
 _SEGMENT_PAGES = 100
 _THREAD_SEGMENTS = 100
 _SPARE_LEAVERS = 8
-_EMBEDDED_CHARACTERS = 4000
 # What is left of the time of a batch when no other analysis is begun.
 _ANALYSIS_SHARE = 0.5
 

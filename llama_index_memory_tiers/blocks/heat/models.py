@@ -14,7 +14,7 @@ from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts
 from llama_index_memory_tiers.blocks.heat.calibration import scale_of, unit
 from llama_index_memory_tiers.blocks.heat.merging import METER, Calls
-from llama_index_memory_tiers.blocks.heat.pages import Page, Vector, embedded_text
+from llama_index_memory_tiers.blocks.heat.pages import EMBEDDED_CHARACTERS, Page, Vector, embedded_text
 from llama_index_memory_tiers.blocks.heat.promotion import Promotion
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.embeddings import embed_model_of_settings
@@ -25,8 +25,6 @@ from llama_index_memory_tiers.extraction.models import llm_of_settings
 from llama_index_memory_tiers.heat import RAW, Policy, Scale
 from llama_index_memory_tiers.records import NewRecord, Scope
 from llama_index_memory_tiers.storage import OwnerReader, codec
-
-_EMBEDDED_CHARACTERS = 4000
 
 
 class ModelledBlock(TieredMemoryBlock):
@@ -97,7 +95,7 @@ class ModelledBlock(TieredMemoryBlock):
         # Tokenizers and HTTP clients refuse lone surrogates, some models texts without any.
         asked = {at: clean for at, text in enumerate(texts) if (clean := codec.storable(text).strip())}
         rows = (
-            await embed_texts(self.embed_model, [text[:_EMBEDDED_CHARACTERS] for text in asked.values()])
+            await embed_texts(self.embed_model, [text[:EMBEDDED_CHARACTERS] for text in asked.values()])
             if asked
             else []
         )
@@ -141,7 +139,7 @@ class ModelledBlock(TieredMemoryBlock):
         if self.embed_model is None:
             return None
         try:
-            return unit(await embed_query(self.embed_model, text[:_EMBEDDED_CHARACTERS]))
+            return unit(await embed_query(self.embed_model, text[:EMBEDDED_CHARACTERS]))
         except Exception as error:  # noqa: BLE001  # as above
             self._failed(query.scope, error)
             return None

@@ -20,7 +20,7 @@ from llama_index_memory_tiers.text import analyse
 Vector = NDArray[np.float32]
 
 KIND = "page"
-_EMBEDDED_CHARACTERS = 4000
+EMBEDDED_CHARACTERS = 4000
 _MOST_TERMS = 64
 _MOST_KEYS = 8
 _TITLE_CHARACTERS = 80
@@ -173,7 +173,7 @@ def surface(text: str, wanted: Iterable[str]) -> dict[str, str]:
 
 def embedded_text(page: Page) -> str:
     """What an embedding model is given of a page."""
-    return page.text[:_EMBEDDED_CHARACTERS]
+    return page.text[:EMBEDDED_CHARACTERS]
 
 
 def page_record(page: Page, segment: str, number: int, model: str) -> NewRecord:
