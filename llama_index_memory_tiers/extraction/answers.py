@@ -120,6 +120,11 @@ _PLACEHOLDER = re.compile(
 )
 
 
+def without_thoughts(answer: str) -> str:
+    """An answer without what a model thought aloud before it."""
+    return _THOUGHT_END.sub("", _THOUGHT.sub("", answer))
+
+
 def parse_answer(answer: str) -> Answer:
     """Read the facts in a model's answer, however it is dressed.
 
@@ -136,7 +141,7 @@ def parse_answer(answer: str) -> Answer:
         ExtractionError: It is empty, or neither facts nor "no facts": a sentence is never taken for a fact.
     """
     clean = _repaired(answer[:MAX_ANSWER_CHARS])
-    clean = _THOUGHT_END.sub("", _THOUGHT.sub("", clean))
+    clean = without_thoughts(clean)
     clean = _COMMENT.sub("", clean).strip()
     if not clean:
         raise unreadable("the answer is empty" if not answer.strip() else "the answer holds nothing but thoughts")
@@ -274,7 +279,7 @@ def read_objects(answer: str) -> list[Any]:
     Returns:
         The values in order; none when there are none.
     """
-    clean = _THOUGHT_END.sub("", _THOUGHT.sub("", _repaired(answer[:MAX_ANSWER_CHARS])))
+    clean = without_thoughts(_repaired(answer[:MAX_ANSWER_CHARS]))
     bare = _FENCE.sub("", clean)
     values, complete = _json_values(bare)
     if complete:

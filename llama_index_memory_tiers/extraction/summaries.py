@@ -10,6 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_tiers.errors import ExtractionError
+from llama_index_memory_tiers.extraction.answers import without_thoughts
 from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.text import escape
 
@@ -40,8 +41,6 @@ summary alone.""")
 # English takes about 4 tokens for 3 words; Chinese has no words, and the token cap is held by cutting.
 _WORDS_PER_TOKEN = 0.75
 _FEWEST_WORDS = 20
-_THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)\b[^>]*>.*?(?:</\1\s*>|\Z)", re.IGNORECASE | re.DOTALL)
-_THOUGHT_END = re.compile(r"\A.*</(?:think|thinking)\s*>", re.IGNORECASE | re.DOTALL)
 _TAGS = re.compile(r"</?(?:summary|summary_so_far|conversation|summaries)\s*>", re.IGNORECASE)
 
 
@@ -74,7 +73,7 @@ async def summarize(
         max_words=max(_FEWEST_WORDS, int(max_tokens * _WORDS_PER_TOKEN)),
     )
     messages = list(asked) or [ChatMessage(role=MessageRole.USER, content=material)]
-    answer = _THOUGHT_END.sub("", _THOUGHT.sub("", await ask(llm, messages, "summary")))
+    answer = without_thoughts(await ask(llm, messages, "summary"))
     summary = _TAGS.sub("", answer).strip()
     if not re.search(r"\w", summary):
         raise ExtractionError(
