@@ -39,15 +39,8 @@ class SummaryDraft:
     replaced: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """A summary as the next one sees it."""
-
-    id: str
-    level: int
-    text: str
-    sources: tuple[Place, ...]
-    said_at: datetime | None
+_Told = Record | NewRecord
+"""A summary as the next one sees it: kept, or just made."""
 
 
 def default_llm() -> LLM:
@@ -100,21 +93,20 @@ class SummaryMemoryBlock(TieredMemoryBlock):
 
     async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> SummaryDraft | None:
         """Summarise the batch part by part, and what has come together into level 2."""
-        told = [_told(record) for record in await reader.records(_KIND)]
-        known = {one.id for one in told}
+        told: list[_Told] = [*await reader.records(_KIND)]
         draft = SummaryDraft((), {})
         for part in _parts(batch.messages, self.summarize_every):
             transcript = transcribe(part)
             if transcript.lines:
                 made = await self._level1(transcript.text, part, told, counter)
                 draft = _replaced(draft, made, told if self.levels == 1 else ())
-                told = [_told(made)] if self.levels == 1 else [*told, _told(made)]
-            fresh = [one for one in told if one.level == 1]
+                told = [made] if self.levels == 1 else [*told, made]
+            fresh = [one for one in told if _level(one) == 1]
             if self.levels == 2 and len(fresh) >= self.summaries_per_level2:  # noqa: PLR2004  # the field's own value
                 made = await self._level2(told, counter)
                 draft = _replaced(draft, made, told)
-                told = [_told(made)]
-        return draft if draft.add or any(one.id not in known for one in told) else None
+                told = [made]
+        return draft if draft.add else None
 
     async def _level1(
         self, material: str, part: Sequence[StoredMessage], told: Sequence[_Told], counter: TokenCounter
@@ -125,8 +117,8 @@ class SummaryMemoryBlock(TieredMemoryBlock):
         return self._record(1, text, sources, part[-1].created_at, counter)
 
     async def _level2(self, told: Sequence[_Told], counter: TokenCounter) -> NewRecord:
-        previous = [one.text for one in told if one.level == 2]  # noqa: PLR2004  # the level's name
-        newer = [one for one in told if one.level == 1]
+        previous = [one.text for one in told if _level(one) == 2]  # noqa: PLR2004  # the level's name
+        newer = [one for one in told if _level(one) == 1]
         material = list_summaries([one.text for one in newer])
         text = await self._ask(material, previous, self.level2_tokens, counter)
         return self._record(2, text, [place for one in told for place in one.sources], newer[-1].said_at, counter)
@@ -208,11 +200,7 @@ def _replaced(draft: SummaryDraft, made: NewRecord, old: Sequence[_Told]) -> Sum
     return SummaryDraft((*draft.add, made), draft.replaced | {one.id: made.id for one in old})
 
 
-def _told(record: Record | NewRecord) -> _Told:
-    return _Told(record.id, _level(record), record.text, record.sources, record.said_at)
-
-
-def _level(record: Record | NewRecord) -> int:
+def _level(record: _Told) -> int:
     return 2 if record.data.get("level") == 2 else 1  # noqa: PLR2004  # the level's name
 
 
