@@ -32,7 +32,7 @@ from llama_index_memory_tiers.budget import (
     section_text,
     widened,
 )
-from llama_index_memory_tiers.copies import PlainText, Source, clone, many_objects
+from llama_index_memory_tiers.copies import Source, clone, fresh, many_objects
 from llama_index_memory_tiers.errors import BudgetError, StorageError
 from llama_index_memory_tiers.events import (
     BlockFailed,
@@ -117,17 +117,19 @@ class WindowView:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """Its messages, those of the running turn as they were said; shared by all contexts."""
+        stored = self.window.messages
+        made = fresh([one.source for one in stored])
         with many_objects():
             return tuple(
-                self._said.get(stored.id) or Row(stored.message, stored.tokens, stored.place)
-                for stored in self.window.messages
+                self._said.get(one.id) or Row(message, one.tokens, one.place)
+                for one, message in zip(stored, made, strict=True)
             )
 
     @cached_property
     def stored(self) -> tuple[ChatMessage, ...]:
         """The messages as they are stored, without secrets: what blocks, models and reports may see."""
         if self._said:
-            return tuple(stored.message for stored in self.window.messages)
+            return tuple(fresh([stored.source for stored in self.window.messages]))
         return tuple(row.message for row in self.rows)
 
     @cached_property
@@ -144,20 +146,15 @@ class WindowView:
     def handed_out(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         """Copies of messages, for somebody who may change them."""
         sources = self._sources
-        with many_objects():
-            return [
-                source.message() if isinstance(source := sources.get(id(message)), PlainText) else clone(message)
-                for message in messages
-            ]
+        return fresh([sources.get(id(message), message) for message in messages])
 
     def alone(self, limit: int) -> list[ChatMessage] | None:
         """The window as it is, if it fits and nothing in it has to be left out: then there is nothing to pack."""
         messages = self.window.messages
         first = next((stored.role for stored in messages if stored.role not in SYSTEM_ROLES), None)
-        if self._said or first in RESULT_ROLES or sum(stored.tokens for stored in messages) > limit:
+        if self._said or first in RESULT_ROLES or self.window.tokens > limit:
             return None
-        with many_objects():
-            return [stored.message for stored in messages]
+        return fresh([stored.source for stored in messages])
 
 
 class WindowViews:
@@ -338,8 +335,7 @@ class ContextBuilder:
             built = await self.build(request)
             await self._visited(request, built.contents)
             return built.messages
-        tokens = sum(stored.tokens for stored in request.view.window.messages)
-        self._tell(request, tokens, overflow=False)
+        self._tell(request, request.view.window.tokens, overflow=False)
         return alone
 
     async def _visited(self, request: Request, contents: Mapping[str, Content]) -> None:

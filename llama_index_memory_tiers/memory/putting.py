@@ -160,7 +160,7 @@ class Putting(MemoryBase):
             flush_messages=flush_messages,
         )
         if not seqs:
-            if sum(stored.tokens for stored in window.messages) > self._window_tokens:
+            if window.tokens > self._window_tokens:
                 turns = any(stored.role == MessageRole.USER for stored in window.messages)
                 self._shared.stuck[self._key] = turns
             return

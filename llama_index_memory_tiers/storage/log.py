@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
+from llama_index_memory_tiers.copies import many_objects
 from llama_index_memory_tiers.records import Place, StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.alignment import LogRow, plan_alignment
@@ -625,7 +626,9 @@ class MessageLog:
     async def _read_window(self, user_id: str, session_id: str, after: int) -> Sequence[Any]:
         async def work(connection: AsyncConnection) -> Sequence[Any]:
             values = {"u": user_id, "s": session_id, "after": after, "owner": f"u:{user_id}"}
-            return (await connection.execute(self._window, values)).all()
+            found = await connection.execute(self._window, values)
+            with many_objects():
+                return found.all()
 
         return await self._database.read(work)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from llama_index.core.storage.chat_store.base_db import MessageStatus
@@ -102,6 +102,9 @@ class Window:
         counters: Counter's name of each message.
         damaged: Sequence numbers of rows that could not be read.
         owner_rev: Rises with every change of what is known about the user or in the session.
+
+    Attributes:
+        tokens: Size of all messages.
     """
 
     sid: int = 0
@@ -111,6 +114,11 @@ class Window:
     messages: tuple[StoredMessage, ...] = ()
     counters: tuple[str, ...] = ()
     damaged: tuple[int, ...] = ()
+    tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Sum up once what every context asks for."""
+        object.__setattr__(self, "tokens", sum([stored.tokens for stored in self.messages]))
 
 
 def statuses_of(status: MessageStatus | None) -> tuple[str, ...]:
