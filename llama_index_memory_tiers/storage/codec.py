@@ -75,19 +75,15 @@ def decode_source(fields: Mapping[str, Any]) -> Source:
     Raises:
         ValueError: The row is damaged; also KeyError and TypeError.
     """
-    blocks = fields["blocks"]
-    if not fields["additional_kwargs"]:
-        texts = [text for block in blocks if (text := _plain_text(block)) is not None]
-        if len(texts) == len(blocks):
-            return PlainText(_ROLES.get(fields["role"]) or MessageRole(fields["role"]), tuple(texts))
-    return ChatMessage.model_validate(fields)
-
-
-def _plain_text(block: Mapping[str, Any]) -> str | None:
-    """The text of a block that holds nothing else."""
-    text = block.get("text")
-    plain = type(text) is str and len(block) == len(TEXT_FIELDS) and block.get("block_type") == "text"
-    return text if plain else None
+    texts = []
+    for block in fields["blocks"]:
+        text = block.get("text")
+        if type(text) is not str or len(block) != len(TEXT_FIELDS) or block.get("block_type") != "text":
+            return ChatMessage.model_validate(fields)  # not text alone
+        texts.append(text)
+    if fields["additional_kwargs"]:
+        return ChatMessage.model_validate(fields)
+    return PlainText(_ROLES.get(fields["role"]) or MessageRole(fields["role"]), tuple(texts))
 
 
 def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
