@@ -117,8 +117,8 @@ MUTATIONS = [
     ),
     Mutation(
         "packed indexes go",
-        "storage/erasing.py",
-        "            await connection.execute(drop_packs(self._t, owner))\n",
+        "storage/packs.py",
+        "    await connection.execute(delete(tables.packs).where(tables.packs.c.owner == owner))\n",
         "",
         f"{FORGETTING}test_packed_indexes_of_before_go",
     ),
@@ -165,6 +165,13 @@ MUTATIONS = [
         f"{TRANSFER}test_an_export_of_another_user_is_refused",
     ),
 ]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.guard)
+def test_a_guard_stands_once_and_its_test_is_there(mutation: Mutation) -> None:
+    assert (ROOT / PACKAGE / mutation.file).read_text("utf-8").count(mutation.old) == 1
+    file, _, test = mutation.tests.partition("::")
+    assert f"def {test.partition('[')[0]}" in (ROOT / file).read_text("utf-8")
 
 
 @pytest.mark.skipif(os.environ.get("MEMORY_TIERS_SOAK") != "1", reason="an hour of tests: make soak")
