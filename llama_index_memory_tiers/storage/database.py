@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import ssl
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -171,7 +172,7 @@ class Database:
             except IntegrityError:
                 raise  # the caller knows what a duplicate means
             except (DBAPIError, OSError) as error:
-                if not _passing(error):
+                if not _passing(error, server=not self.sqlite):
                     raise _as_storage_error(error) from getattr(error, "orig", None)
                 last = getattr(error, "orig", None) or error
         raise StorageUnavailableError(
@@ -341,10 +342,12 @@ def _pragmas(connection: Any, _: Any) -> None:
     cursor.close()
 
 
-def _passing(error: DBAPIError | OSError) -> bool:
-    """A fault that a repeat may outlive: locks, deadlocks, lost connections."""
+def _passing(error: DBAPIError | OSError, *, server: bool) -> bool:
+    """A fault that a repeat may outlive: locks, deadlocks, lost connections, a server that is being restarted."""
     if isinstance(error, OSError):
-        return isinstance(error, ConnectionError | TimeoutError)
+        # A server that is away shows in many ways: no socket file, no route, no name for the moment.
+        lasting = ssl.SSLError | PermissionError if server else OSError
+        return isinstance(error, ConnectionError | TimeoutError) or not isinstance(error, lasting)
     if error.connection_invalidated:
         return True
     original = error.orig
