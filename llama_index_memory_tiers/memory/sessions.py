@@ -16,8 +16,8 @@ from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.memory.putting import Putting
 from llama_index_memory_tiers.records import Cause, Scope
 from llama_index_memory_tiers.storage import Storage
+from llama_index_memory_tiers.storage.addresses import lacks_password
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
-from llama_index_memory_tiers.storage.database import lacks_password
 from llama_index_memory_tiers.views import MemoryView
 
 HANDLE_VERSION = 1

@@ -18,9 +18,11 @@ from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.storage.addresses import Address, holds_table, resolve_address, shown_url
 from llama_index_memory_tiers.storage.adoption import adopt_stock_table
+from llama_index_memory_tiers.storage.catch_up import OwnerIndexes
 from llama_index_memory_tiers.storage.cursors import Cursor, CursorStore, DeadLetter
-from llama_index_memory_tiers.storage.database import Address, Database, holds_table, resolve_address, shown_url
+from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.exporting import Exporter
 from llama_index_memory_tiers.storage.forgetting import ForgettingStore
 from llama_index_memory_tiers.storage.importing import Importer
@@ -30,9 +32,10 @@ from llama_index_memory_tiers.storage.keeper import IndexKeeper, SyncProgress
 from llama_index_memory_tiers.storage.log import MessageLog
 from llama_index_memory_tiers.storage.marks import IndexState, MarkStore
 from llama_index_memory_tiers.storage.outside import OutsideSearch
+from llama_index_memory_tiers.storage.owners import OwnerReader, owner_key
 from llama_index_memory_tiers.storage.packs import PackStore
 from llama_index_memory_tiers.storage.parts import Visits
-from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
+from llama_index_memory_tiers.storage.records import RecalledMessage, RecordStore
 from llama_index_memory_tiers.storage.reindexing import Reindexer, ReindexProgress, ReindexReport
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
 from llama_index_memory_tiers.storage.schema import build_tables, checked_name, made, migrate
@@ -143,7 +146,8 @@ class Storage:
         self.log = MessageLog(self._database, self._tables)
         self.cursors = CursorStore(self._database, self._tables)
         packs = PackStore(self._database, self._tables, ids=new_id)
-        self.records = RecordStore(self._database, self._tables, IndexCache(index_bytes), packs, now=self.now)
+        indexes = OwnerIndexes(self._database, self._tables, IndexCache(index_bytes), packs)
+        self.records = RecordStore(self._database, self._tables, indexes, now=self.now)
         self.forgetting = ForgettingStore(self._database, self._tables, self.log, self.records, now=self.now)
         self._database.after_open = self.forgetting.resume
         self.survey = Survey(self._database, self._tables)
@@ -155,7 +159,7 @@ class Storage:
     def _keep_in_step(self, index: VectorIndex) -> IndexKeeper:
         marks = MarkStore(self._database, self._tables)
         keeper = IndexKeeper(index, marks, prefix=self.table_name)
-        self.records.outside = OutsideSearch(keeper)
+        self.records.finder.outside = OutsideSearch(keeper)
         self.forgetting.index = keeper
         return keeper
 
@@ -334,7 +338,7 @@ class Storage:
 
     async def aclose(self) -> None:
         """Wait for running transactions and close what this object opened. Calling it twice is harmless."""
-        await self.records.settle()
+        await self.records.indexes.settle()
         if self._keeper is not None:
             await self._keeper.settle()
         await self._database.aclose()

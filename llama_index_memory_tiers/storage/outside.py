@@ -13,12 +13,12 @@ import numpy as np
 from llama_index_memory_tiers import scoring
 from llama_index_memory_tiers.errors import EmbeddingError, StorageError
 from llama_index_memory_tiers.events import IndexDegraded, emit
+from llama_index_memory_tiers.storage.catch_up import index_columns
 from llama_index_memory_tiers.storage.index import Corpus, Hit, IndexQuery, OwnerIndex, term_number
 from llama_index_memory_tiers.storage.index.rows import Array, unit
 from llama_index_memory_tiers.storage.index.seam import Candidates, Space, Wanted
 from llama_index_memory_tiers.storage.keeper import IndexKeeper
 from llama_index_memory_tiers.storage.marks import Standing
-from llama_index_memory_tiers.storage.records import index_columns
 from llama_index_memory_tiers.text import analyse
 
 MOST_PENDING = 500

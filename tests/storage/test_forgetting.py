@@ -351,11 +351,11 @@ async def test_the_running_turn_as_it_was_said_and_remembered_recalls_go_from_me
 
 
 async def test_packed_indexes_of_before_go(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_index_memory_tiers.storage.records._PACKED_ROWS", 4)
+    monkeypatch.setattr("llama_index_memory_tiers.storage.catch_up._PACKED_ROWS", 4)
     memory = memory_of(storage, VectorMemoryBlock(embed_model=None), token_limit=60)
     await put_numbered(memory, 1, 6)
     await memory.aget("question 1")
-    await storage.records.settle()
+    await storage.records.indexes.settle()
     assert await rows(storage, "SELECT * FROM {t}_packs") != []
     receipt = await memory.aforget(ids=["q1"])
     assert receipt.complete

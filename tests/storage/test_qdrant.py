@@ -114,13 +114,13 @@ async def change(storage: Storage, changes: Changes, owner: str = OWNER, block: 
 
 async def inside(storage: Storage, query: IndexQuery, model: str = MODEL, owner: str = OWNER) -> list[Hit]:
     """What the owner index finds."""
-    return (await storage.records._up_to_date(owner, model)).search(query)
+    return (await storage.records.indexes.up_to_date(owner, model)).search(query)
 
 
 async def outside(storage: Storage, query: IndexQuery, model: str = MODEL, owner: str = OWNER) -> list[Hit]:
     """What Qdrant finds; nothing else may answer."""
-    assert storage.records.outside is not None
-    hits = await storage.records.outside.search(owner, model, query)
+    assert storage.records.finder.outside is not None
+    hits = await storage.records.finder.outside.search(owner, model, query)
     assert hits is not None
     return hits
 
@@ -635,6 +635,6 @@ async def test_the_owner_index_answers_when_there_is_no_other(storage: Storage) 
     state = await storage.index_state()
     assert (state.attached, state.in_step) == (False, True)
     assert (await storage.sync_index()).in_step
-    assert storage.records.outside is None
+    assert storage.records.finder.outside is None
     rows = await storage._database.read(lambda connection: connection.execute(select(storage._tables.marks)))
     assert rows.all() == []
