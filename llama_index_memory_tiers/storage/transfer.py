@@ -81,7 +81,9 @@ class LineWriter:
 
 @contextmanager
 def writing(target: Target) -> Iterator[BinaryIO]:
-    """Open a place for an export; what stands at a path is replaced in one step, when all is written.
+    """Open a place for an export; a file at a path is replaced in one step, when all is written.
+
+    A device or a pipe there is written to, as replacing `/dev/null` by a file would break the machine.
 
     Args:
         target: Where it shall be in the end.
@@ -93,10 +95,14 @@ def writing(target: Target) -> Iterator[BinaryIO]:
         ConfigurationError: It is neither a path in a folder that exists nor a stream.
     """
     if isinstance(target, str | os.PathLike):
-        path = Path(target).expanduser()
-        if path.is_dir() or not path.absolute().parent.is_dir():
+        path = Path(target).expanduser().resolve()
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with path.open("wb") as place, writing(place) as file:
+                yield file
+            return
+        if path.is_dir() or not path.parent.is_dir():
             raise _no_place("target", target)
-        with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}.", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             made = Path(file.name)
             try:
                 yield file  # type: ignore[misc]  # a wrapper with the methods of BinaryIO

@@ -345,7 +345,12 @@ async def test_the_running_turn_as_it_was_said_and_remembered_recalls_go_from_me
     shared = memory._shared
     assert key in repr(shared.raw)
     await memory.aforget(ids=["s"])
-    held: list[Any] = [shared.raw, shared.contexts._turns.kept, shared.contexts.views._kept, storage.log._cache.windows]
+    held: list[Any] = [
+        shared.raw,
+        shared.contexts._answers._turns.kept,
+        shared.contexts.views._kept,
+        storage.log._cache.windows,
+    ]
     assert [len(each) for each in held] == [0, 0, 0, 0]
     assert storage.records.cached({"u:ada", "s:1"}) == 0
 
