@@ -96,6 +96,10 @@ def writing(target: Target) -> Iterator[BinaryIO]:
         path = Path(target).expanduser()
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise _no_place("target", target)
+        if path.exists() and not path.is_file():  # a device or a pipe: to be written to, never to be replaced
+            with path.open("wb") as stream, writing(stream) as file:
+                yield file
+            return
         with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}.", delete=False) as file:
             made = Path(file.name)
             try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,18 @@ async def test_a_session_that_went_on_after_an_import_is_refused(make_storage: M
     await source.aput_messages(turn(2))
     with pytest.raises(ConfigurationError, match="other content"):
         await source.aimport(io.BytesIO(first))
+
+
+async def test_a_pipe_is_written_to_and_stays_a_pipe(make_storage: MakeStorage, tmp_path: Path) -> None:
+    source = memory_of(make_storage("private"))
+    await source.aput_messages(turn(1))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as threads:
+        read = threads.submit(pipe.read_bytes)
+        await source.aexport(pipe)
+        assert pipe.is_fifo()
+        assert read.result(timeout=60) == await exported(source)
 
 
 async def test_what_was_forgotten_does_not_come_back_by_an_import(make_storage: MakeStorage) -> None:
