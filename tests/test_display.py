@@ -137,7 +137,7 @@ def test_what_is_harmless_keeps_every_visible_character(text: str) -> None:
 
 
 def test_rich_is_imported_only_when_a_terminal_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich.table", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
     report = reports()[1]
     assert str(report)
     assert report._repr_html_()
@@ -273,3 +273,20 @@ async def test_a_survey_counts_what_is_there(make_storage: MakeStorage, storage_
     assert await storage.survey.unfinished_forgetting() == 0
     for each in (memory, nobody):
         await each.aclose()
+
+
+def shown_at(width: int, grid: Grid) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(as_rich([grid]))
+    return console.export_text()
+
+
+def test_where_there_is_little_room_an_id_is_shortened_until_it_would_mean_another() -> None:
+    ids = [f"{number:08d}-4f9a-4f9a-4f9a-0123456789ab" for number in (1, 2)]
+    grid = Grid(("text", "id"), [("long words " * 20, each) for each in ids])
+    assert all(each in shown_at(160, grid) for each in ids)
+    narrow = shown_at(80, grid)
+    assert "00000001 " in narrow
+    assert "4f9a" not in narrow
+    alike = Grid(("text", "id"), [("long words " * 20, f"{ids[0]}-{number}") for number in (1, 2)])
+    assert f"{ids[0]}-2" in shown_at(80, alike)
