@@ -25,6 +25,8 @@ from llama_index_memory_tiers import (
     RecallOutcome,
     RecallQuestion,
     RecallReport,
+    Redactor,
+    StaticMemoryBlock,
     Storage,
     TieredMemory,
     TransferReport,
@@ -45,7 +47,7 @@ from llama_index_memory_tiers.events import (
 from llama_index_memory_tiers.listing import COLUMNS
 from llama_index_memory_tiers.provenance import Provenance, SourceView
 from llama_index_memory_tiers.records import Departure
-from llama_index_memory_tiers.testing import ScriptedLLM
+from llama_index_memory_tiers.testing import HashEmbedding, ScriptedLLM
 
 MakeStorage = Callable[..., Storage]
 EVIL = "<script>alert(1)</script> [bold red]x[/] \x1b[31mred\x1b[0m & \u202egnp"
@@ -290,3 +292,32 @@ def test_where_there_is_little_room_an_id_is_shortened_until_it_would_mean_anoth
     assert "4f9a" not in narrow
     alike = Grid(("text", "id"), [("long words " * 20, f"{ids[0]}-{number}") for number in (1, 2)])
     assert f"{ids[0]}-2" in shown_at(80, alike)
+
+
+async def test_a_memory_and_its_blocks_print_as_one_short_line_without_texts_or_keys() -> None:
+    class KeyedLLM(ScriptedLLM):
+        api_key: str = "sk-private"
+
+    blocks = [
+        StaticMemoryBlock(name="core", static_content="Ada has a secret."),
+        VectorMemoryBlock(embed_model=HashEmbedding()),
+        FactExtractionMemoryBlock(llm=KeyedLLM("[]")),
+    ]
+    async with TieredMemory(
+        user_id="ada", session_id="one", token_limit=4000, memory_blocks=blocks, redaction=Redactor(key=b"sk-private")
+    ) as memory:
+        assert repr(memory) == (
+            "TieredMemory(user_id='ada', session_id='one', token_limit=4000, "
+            f"memory_blocks=['core', 'RetrievedMessages', 'ExtractedFacts'], storage={memory.storage.address!r})"
+        )
+        assert str(blocks[1]) == (
+            "VectorMemoryBlock(name='RetrievedMessages', priority=2, scope='user', embed_model='HashEmbedding')"
+        )
+        for shown in (memory, *blocks, Redactor(key=b"sk-private")):
+            for text in (repr(shown), str(shown), f"{shown}"):
+                assert len(text) < 300
+                assert "secret" not in text
+                assert "sk-private" not in text
+        console = Console(width=200, file=io.StringIO(), record=True)
+        console.print(memory, *blocks)
+        assert "secret" not in console.export_text()
