@@ -146,6 +146,18 @@ LOOKING = [
 ids = [each[0] for each in LOOKING]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_commands_that_take_one_thing_find_it_on_a_full_and_not_on_an_empty_store(as_json, full, empty, tmp_path):
+    known, file = next(iter(message_ids(full).values())), tmp_path / "in.jsonl"
+    json_too = ["--json"] if as_json else []
+    assert command("export", file, "--storage", full).code == 0
+    for arguments, codes in ((("why", known), (0, 2)), (("import", file), (0, 0)), (("chat",), (0, 0))):
+        for store, code in zip((full, empty), codes, strict=True):
+            ran = command(*arguments, "--storage", store, *json_too)
+            assert ran.code == code, arguments
+            assert not as_json or isinstance(ran.json, dict)
+
+
 def filled_in(arguments: list[str], folder: Path) -> list[str]:
     return [each.format(folder=folder) for each in arguments]
 
@@ -167,7 +179,9 @@ def test_every_command_writes_one_json_document_and_nothing_else(arguments, full
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
-    "arguments", [*LOOKING, ["why", "x"], ["import", "{folder}/in.jsonl"]], ids=[*ids, "why", "import"]
+    "arguments",
+    [*LOOKING, ["why", "x"], ["import", "{folder}/in.jsonl"], ["chat"]],
+    ids=[*ids, "why", "import", "chat"],
 )
 def test_a_damaged_store_is_an_error_in_three_parts(arguments, as_json, damaged, full, tmp_path, factories):
     assert command("export", tmp_path / "in.jsonl", "--storage", full).code == 0
@@ -790,6 +804,13 @@ def test_every_command_and_option_says_what_it_is_for():
         assert made.help, name
         assert all(getattr(option, "help", None) for option in made.params), name
         assert name == "demo" or "--json" in {opt for option in made.params for opt in option.opts}
+
+
+def test_the_list_of_commands_is_whole_on_a_narrow_terminal():
+    ran = command("--help", COLUMNS="80", TERMINAL_WIDTH="80")
+    reference = importlib.import_module("llama_index_memory_tiers.cli.reference")
+    for name, made in reference.commands().items():
+        assert re.search(rf"^  {name} +{re.escape(made.help.partition('.')[0])}\.$", ran.out, re.MULTILINE), name
 
 
 def test_the_reference_is_what_help_says():

@@ -81,7 +81,7 @@ async def notebooks_command(
 
 @command(app)
 async def inspect(where: Where, question: Annotated[str, typer.Argument(help="What the agent is asked.")]) -> Outcome:
-    """Show what an agent would be given for a question, where its tokens went, and what was left out and why."""
+    """Show what an agent would be given for a question, and why. Also where its tokens went and what was left out."""
     async with opened_memory(where) as memory:
         return await looking.inspect_context(memory, question)
 
@@ -102,7 +102,7 @@ async def why(
     where: Where,
     id: Annotated[str, typer.Argument(help="Id of a message, fact or any other record, or its first characters.")],  # noqa: A002  # the field's word
 ) -> Outcome:
-    """Say where a memory comes from: the messages behind it, and what came from a message."""
+    """Say where a memory comes from. Of a record, the messages behind it; of a message, what came from it."""
     async with opened_memory(where) as memory:
         return await looking.why(memory, id)
 
@@ -116,7 +116,10 @@ async def tiers(where: Where) -> Outcome:
 
 @command(app, name="doctor", places=EVERYBODY)
 async def doctor_command(where: Where, as_json: JsonOption = False) -> Outcome:
-    """Look a storage over: versions, contents, what waits or failed, secrets, languages. Changes no memory."""
+    """Look a storage over and say what to do. Versions, contents, what waits or failed, secrets, languages.
+
+    No memory is changed.
+    """
     if where.memory is None:
         async with opened_storage(where) as found:
             return await doctor.examine(found, None, as_json=as_json)
@@ -134,7 +137,7 @@ async def export(
     scope: ScopeOption = None,
     as_json: JsonOption = False,
 ) -> Outcome:
-    """Write all that is kept of somebody to a file, for a backup or another database."""
+    """Write all that is kept of somebody to a file. For a backup, or for another database."""
     chosen = scope if scope is not None or where.session is None else "session"
     async with opened_memory(where) as memory:
         moving.check_session(chosen, where)
@@ -148,7 +151,7 @@ async def import_command(
     kind: Annotated[Literal["export", "memoryos"], typer.Option("--from", help="What it is.")] = "export",
     as_json: JsonOption = False,
 ) -> Outcome:
-    """Take in what `export` wrote: all of it or nothing, and twice is the same as once."""
+    """Take in what `export` wrote. All of it or nothing, and twice is the same as once."""
     if kind == "memoryos":
         async with opened_memory(where, make=True) as memory:
             return await moving.take_over(memory, source)
@@ -192,7 +195,7 @@ async def worker(
     once: Annotated[bool, typer.Option("--once", help="One round, then end.")] = False,
     every: Annotated[float, typer.Option("--every", min=0.05, metavar="SECONDS", help="Pause between rounds.")] = 10.0,
 ) -> Outcome:
-    """Let the blocks absorb what is due in anybody's sessions, until SIGTERM or Ctrl-C. Several may run."""
+    """Let blocks absorb what is due in anybody's sessions. Needs --memory. Ends at SIGTERM or Ctrl-C; many may run."""
     tending.needs_memory(where, "worker")
     async with opened_memory(where, working=True) as memory:
         return await tending.work(memory, once=once, every_seconds=every)
@@ -200,7 +203,7 @@ async def worker(
 
 @command(app)
 async def replay(where: Where) -> Outcome:
-    """Try dead letters again: what a block could not absorb and put aside."""
+    """Try again what a block could not absorb and put aside. Needs --memory."""
     tending.needs_memory(where, "replay")
     async with opened_memory(where, everybody=True) as memory:
         return await tending.replay(memory, where)
@@ -212,7 +215,7 @@ async def maintain(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would leave, and why.")] = False,
     yes: YesOption = False,
 ) -> Outcome:
-    """Put aside what your memory's rules of retention let go. Nothing is deleted. Asks first."""
+    """Put aside what your memory's rules of retention let go. Needs --memory. Nothing is deleted. Asks first."""
     tending.needs_memory(where, "maintain")
     async with opened_memory(where, everybody=True) as memory:
         planned = await tending.maintain(memory, where, dry_run=True)
@@ -228,7 +231,7 @@ async def reindex(
     again: Annotated[bool, typer.Option("--again", help="Embed also what these models have embedded.")] = False,
     as_json: JsonOption = False,
 ) -> Outcome:
-    """Embed what your embedding models have not embedded yet, and bring an index on a server in step."""
+    """Embed what your models have not embedded yet. Needs --memory. Also brings an index on a server in step."""
     tending.needs_memory(where, "reindex")
     async with opened_memory(where, everybody=True) as memory:
         return await tending.reindex(memory, where, again=again, as_json=as_json)

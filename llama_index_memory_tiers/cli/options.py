@@ -50,6 +50,7 @@ def make_app() -> typer.Typer:
     return typer.Typer(
         name="memory-tiers",
         help="Look into, move and tend the memories of llama-index-memory-tiers.\n\n"
+        "Begin with `memory-tiers demo`, or with `memory-tiers doctor --storage memory.db`.\n\n"
         "Exit codes: 0 fine, 1 a finding or failure, 2 usage.",
         no_args_is_help=True,
         add_completion=False,
