@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 # Line breaks, and what joins letters and emoji.
 _KEPT = frozenset("\n\t\u200c\u200d")
+_WIDE = 120  # columns of a terminal from which whole ids find room beside texts
+_SHORTEST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,6 @@ def as_rich(grids: Sequence[Grid]) -> Any:
         A renderable; only rich asks for one, so it is there.
     """
     from rich.console import Group  # noqa: PLC0415  # optional
-    from rich.table import Table  # noqa: PLC0415  # optional
     from rich.text import Text  # noqa: PLC0415  # optional
 
     parts: list[Any] = []
@@ -124,13 +125,41 @@ def as_rich(grids: Sequence[Grid]) -> Any:
         if grid.title:
             parts.append(Text(harmless(grid.title)))
         if grid.heads:
-            made = Table(highlight=False)
-            for head in grid.heads:
-                made.add_column(Text(head), overflow="fold")  # an id that was cut could not be copied
-            for row in grid.rows:
-                made.add_row(*(_rich_cell(cell) for cell in row))
-            parts.append(made)
+            parts.append(_RichGrid(grid))
     return Group(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _RichGrid:
+    """A table for rich; where there is little room, it shows as much of an id as tells it from the others."""
+
+    grid: Grid
+
+    def __rich_console__(self, _: Any, options: Any) -> Iterator[Any]:
+        from rich.table import Table  # noqa: PLC0415  # optional
+        from rich.text import Text  # noqa: PLC0415  # optional
+
+        narrow = options.max_width < _WIDE
+        made = Table(highlight=False)
+        for head in self.grid.heads:
+            # An id that was folded could not be copied.
+            made.add_column(Text(head), overflow="fold", no_wrap=narrow and head == "id")
+        columns = [
+            _short(column) if narrow and head == "id" else column
+            for head, column in zip(self.grid.heads, zip(*self.grid.rows, strict=True), strict=False)
+        ]
+        for row in zip(*columns, strict=True):
+            made.add_row(*(_rich_cell(cell) for cell in row))
+        yield made
+
+
+def _short(ids: Sequence[Any]) -> list[str]:
+    """The beginnings of ids, all of one length, by which they still differ."""
+    whole = [str(each) for each in ids]
+    longest = max(map(len, whole), default=0)
+    fits = (size for size in range(_SHORTEST, longest) if len({each[:size] for each in whole}) == len(set(whole)))
+    size = next(fits, longest)
+    return [each[:size] for each in whole]
 
 
 def _rich_cell(cell: Any) -> Any:

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import unclear_parts
 from hypothesis import HealthCheck, settings
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.instrumentation.event_handlers.base import BaseEventHandler
@@ -23,7 +25,7 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import Field
 from sqlalchemy.engine import make_url
 
-from llama_index_memory_tiers import Storage
+from llama_index_memory_tiers import Storage, errors
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
 from llama_index_memory_tiers.storage.schema import build_tables
 from llama_index_memory_tiers.testing import WordLlamaEmbedding
@@ -78,6 +80,35 @@ def no_network() -> Iterator[None]:
         patch.setattr(socket.socket, "connect", connect)
         patch.setattr(socket.socket, "connect_ex", connect_ex)
         yield
+
+
+# --- errors that teach ----------------------------------------------------------------------------------------
+
+PACKAGE = Path(errors.__file__).parent
+_unclear: list[str] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_errors() -> Iterator[None]:
+    """Every error that the package really makes in a test is looked at, whoever catches it."""
+    real = errors.MemoryTiersError.__init__
+
+    def made(self: errors.MemoryTiersError, given: str, *, allowed: str, remedy: str) -> None:
+        real(self, given, allowed=allowed, remedy=remedy)
+        if PACKAGE in Path(sys._getframe(1).f_code.co_filename).parents:
+            _unclear.extend(f"{type(self).__name__}: {part!r}" for part in unclear_parts(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(errors.MemoryTiersError, "__init__", made)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def errors_teach() -> Iterator[None]:
+    """No error in this test lacks one of its three parts."""
+    _unclear.clear()
+    yield
+    assert _unclear == []
 
 
 # --- databases ------------------------------------------------------------------------------------------------

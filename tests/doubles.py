@@ -23,6 +23,7 @@ from sqlalchemy import text
 
 from llama_index_memory_tiers import Storage, TieredMemory, TieredMemoryBlock
 from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.errors import MemoryTiersError
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record
 from llama_index_memory_tiers.storage import OwnerReader
 
@@ -37,6 +38,12 @@ def said(role: str, content: str) -> ChatMessage:
 def turn(number: int) -> list[ChatMessage]:
     """A complete turn."""
     return [said("user", f"question {number}"), said("assistant", f"answer {number}")]
+
+
+def unclear_parts(error: MemoryTiersError) -> list[str]:
+    """Parts of an error that are no sentence, or missing in what is printed."""
+    parts = (error.given, error.allowed, error.remedy)
+    return [part for part in parts if len(part) <= 10 or not part.endswith((".", "…")) or part not in str(error)]
 
 
 class Clock:

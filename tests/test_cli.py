@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -22,9 +23,10 @@ from doubles import RecordingBlock, absorb_all, refuse_content, rows, said
 from typer.testing import CliRunner
 
 from llama_index_memory_tiers import ByAge, FactExtractionMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
-from llama_index_memory_tiers.cli import doctor, places
+from llama_index_memory_tiers.cli import doctor, places, wording
 from llama_index_memory_tiers.cli.app import app
 from llama_index_memory_tiers.cli.places import Where
+from llama_index_memory_tiers.errors import embedding_mismatch
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.testing import HashEmbedding, ScriptedLLM, WordLlamaEmbedding
 
@@ -144,6 +146,18 @@ LOOKING = [
 ids = [each[0] for each in LOOKING]
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_commands_that_take_one_thing_find_it_on_a_full_and_not_on_an_empty_store(as_json, full, empty, tmp_path):
+    known, file = next(iter(message_ids(full).values())), tmp_path / "in.jsonl"
+    json_too = ["--json"] if as_json else []
+    assert command("export", file, "--storage", full).code == 0
+    for arguments, codes in ((("why", known), (0, 2)), (("import", file), (0, 0)), (("chat",), (0, 0))):
+        for store, code in zip((full, empty), codes, strict=True):
+            ran = command(*arguments, "--storage", store, *json_too)
+            assert ran.code == code, arguments
+            assert not as_json or isinstance(ran.json, dict)
+
+
 def filled_in(arguments: list[str], folder: Path) -> list[str]:
     return [each.format(folder=folder) for each in arguments]
 
@@ -165,7 +179,9 @@ def test_every_command_writes_one_json_document_and_nothing_else(arguments, full
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
-    "arguments", [*LOOKING, ["why", "x"], ["import", "{folder}/in.jsonl"]], ids=[*ids, "why", "import"]
+    "arguments",
+    [*LOOKING, ["why", "x"], ["import", "{folder}/in.jsonl"], ["chat"]],
+    ids=[*ids, "why", "import", "chat"],
 )
 def test_a_damaged_store_is_an_error_in_three_parts(arguments, as_json, damaged, full, tmp_path, factories):
     assert command("export", tmp_path / "in.jsonl", "--storage", full).code == 0
@@ -211,6 +227,55 @@ def test_the_storage_may_stand_in_the_environment_and_has_to_stand_somewhere(ful
 def test_options_that_do_not_exist_are_usage():
     assert command("tiers", "--colour").code == 2
     assert command("no-such-command").code == 2
+
+
+@pytest.fixture(scope="module")
+def odd(once_full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of stores that commands refuse for one reason or another."""
+    folder = tmp_path_factory.mktemp("odd")
+    full = shutil.copy(once_full, folder / "full.db")
+    asyncio.run(fill(folder / "nobody.db", None, "one", "I like Rome."))
+    asyncio.run(make_empty(folder / "newer.db"))
+    for name, statement in (
+        ("newer.db", "INSERT INTO llama_index_memory_schema VALUES (99, 0)"),
+        ("stock.db", "CREATE TABLE llama_index_memory (id, key, timestamp, role, status, data)"),
+    ):
+        with sqlite3.connect(folder / name) as connection:
+            connection.execute(statement)
+        connection.close()
+    assert command("export", folder / "ada.jsonl", "--storage", full).code == 0
+    return folder
+
+
+PYTHON = re.compile(r"\w\(|await |Path|(?<![\w-])[a-z]+_[a-z_]+(?!\w*')|(?<![-\w])[a-z]+=(?!1)|stream of bytes")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tiers", "--table-name", "a b"], ["tiers", "--db-schema", "a b"], ["tiers", "--user", " "],
+        ["tiers", "--storage", "{folder}"], ["chat", "--session", " "], ["why", "x"], ["export", "{folder}"],
+        ["export", "{folder}/no/x"], ["export", "{folder}/x", "--scope", "user", "--storage", "{folder}/nobody.db"],
+        ["import", "{folder}/none"], ["import", "{folder}/ada.jsonl", "--user", "bob"],
+        ["import", "{folder}", "--from", "memoryos"], ["forget"], ["forget", "--contains", " "], ["forget", "--id", ""],
+        ["forget", "--scope", "user", "--storage", "{folder}/nobody.db"], ["doctor", "--storage", "{folder}/stock.db"],
+        ["doctor", "--storage", "{folder}/newer.db"], ["chat", "--llm", "nonsense"],
+        ["chat", "--llm", "http://localhost:1/v1"], ["reindex"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_errors_speak_of_options_not_of_python(arguments, odd):
+    ran = command(arguments[0], "--storage", odd / "full.db", *filled_in(arguments[1:], odd))
+    assert ran.code != 0
+    assert len(ran.err.splitlines()) == 3
+    names = ran.err.replace(str(odd), "").replace("llama_index_memory", "").replace("data_storage_path", "")
+    assert PYTHON.findall(names) == []
+
+
+def test_a_mismatch_of_embeddings_is_mended_by_a_command():
+    error = embedding_mismatch(stored_dimensions=3, asked_dimensions=4)
+    assert "`memory-tiers reindex --memory module:factory`" in wording.spoken(error.remedy)
+    assert PYTHON.findall(wording.spoken(error.remedy)) == []
 
 
 # --- looking --------------------------------------------------------------------------------------------------
@@ -266,6 +331,56 @@ def test_why_leads_from_a_fact_to_its_message_and_back(full):
     back = command("why", origin["sources"][0]["id"], "--storage", full, "--json").json
     assert "Ada drinks oolong." in [one["text"] for one in back["derived"]]
     assert command("why", "no-such-id", "--storage", full).code == 2
+
+
+def message_ids(path: Path) -> dict[str, str]:
+    """Id by text."""
+    with sqlite3.connect(path) as connection:
+        found = connection.execute("SELECT uid, data FROM llama_index_memory_messages").fetchall()
+    connection.close()
+    return {json.loads(data)["blocks"][0]["text"]: uid for uid, data in found if data}
+
+
+def rename(path: Path, text: str, uid: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "UPDATE llama_index_memory_messages SET uid = ? WHERE uid = ?", (uid, message_ids(path)[text])
+        )
+    connection.close()
+
+
+def test_the_beginning_of_an_id_is_enough_when_only_one_begins_so(full):
+    rename(full, "I drink oolong tea.", "abcd-one")
+    rename(full, "My dog is called Pixel.", "abcd-two")
+    assert command("why", "abcd-o", "--storage", full, "--json").json["id"] == "abcd-one"
+    ran = command("why", "abcd", "--storage", full)
+    assert (ran.code, "abcd-one (message), abcd-two (message)" in ran.err) == (2, True)
+    assert command("why", "abc", "--storage", full).code == 2  # too short to be meant for one
+    assert command("why", "%bcd-one", "--storage", full).code == 2
+    rename(full, "My dog is called Pixel.", "abcd")
+    assert command("why", "abcd", "--storage", full, "--json").json["text"] == "My dog is called Pixel."
+
+
+def test_a_beginning_finds_nothing_of_somebody_else(full):
+    asyncio.run(fill(full, "bob", "tuesday", "I am Bob."))
+    bobs = message_ids(full)["I am Bob."]
+    assert command("why", bobs[:12], "--user", "ada", "--storage", full).code == 2
+    assert command("why", bobs[:12], "--user", "bob", "--storage", full, "--json").json["id"] == bobs
+
+
+def test_forget_takes_the_beginning_of_an_id_and_asks_with_the_whole(full):
+    rename(full, "I drink oolong tea.", "abcd-one")
+    rename(full, "My dog is called Pixel.", "abcd-two")
+    assert command("forget", "--id", "abcd", "--yes", "--storage", full).code == 2
+    ran = command(
+        "forget", "--id", "abcd-o", "--before", "2999-01-01", "--contains", "tea", "--storage", full, stdin="y\n"
+    )
+    assert ran.code == 0
+    assert "Forget what has the id abcd-one and was said before 2999-01-01 00:00 and has 'tea' in it of" in ran.err
+    assert "abcd-one" not in message_ids(full).values()
+    assert "abcd-two" in message_ids(full).values()
+    again = command("forget", "--id", "abcd-one", "--yes", "--storage", full, "--json")
+    assert (again.code, again.json["complete"]) == (0, True)  # gone is gone
 
 
 def test_why_does_not_answer_for_somebody_else(full):
@@ -689,6 +804,13 @@ def test_every_command_and_option_says_what_it_is_for():
         assert made.help, name
         assert all(getattr(option, "help", None) for option in made.params), name
         assert name == "demo" or "--json" in {opt for option in made.params for opt in option.opts}
+
+
+def test_the_list_of_commands_is_whole_on_a_narrow_terminal():
+    ran = command("--help", COLUMNS="80", TERMINAL_WIDTH="80")
+    reference = importlib.import_module("llama_index_memory_tiers.cli.reference")
+    for name, made in reference.commands().items():
+        assert re.search(rf"^  {name} +{re.escape(made.help.partition('.')[0])}\.$", ran.out, re.MULTILINE), name
 
 
 def test_the_reference_is_what_help_says():

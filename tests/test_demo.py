@@ -274,7 +274,7 @@ def test_without_an_address_the_model_needs_no_key():
 
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://host/v1", "http://", "gpt"])
 def test_what_is_no_address_is_refused(address):
-    with pytest.raises(ConfigurationError, match="LLM="):
+    with pytest.raises(ConfigurationError, match="--llm="):
         make_llm(address)
 
 

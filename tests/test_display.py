@@ -25,6 +25,8 @@ from llama_index_memory_tiers import (
     RecallOutcome,
     RecallQuestion,
     RecallReport,
+    Redactor,
+    StaticMemoryBlock,
     Storage,
     TieredMemory,
     TransferReport,
@@ -45,7 +47,7 @@ from llama_index_memory_tiers.events import (
 from llama_index_memory_tiers.listing import COLUMNS
 from llama_index_memory_tiers.provenance import Provenance, SourceView
 from llama_index_memory_tiers.records import Departure
-from llama_index_memory_tiers.testing import ScriptedLLM
+from llama_index_memory_tiers.testing import HashEmbedding, ScriptedLLM
 
 MakeStorage = Callable[..., Storage]
 EVIL = "<script>alert(1)</script> [bold red]x[/] \x1b[31mred\x1b[0m & \u202egnp"
@@ -137,7 +139,7 @@ def test_what_is_harmless_keeps_every_visible_character(text: str) -> None:
 
 
 def test_rich_is_imported_only_when_a_terminal_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich.table", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
     report = reports()[1]
     assert str(report)
     assert report._repr_html_()
@@ -273,3 +275,49 @@ async def test_a_survey_counts_what_is_there(make_storage: MakeStorage, storage_
     assert await storage.survey.unfinished_forgetting() == 0
     for each in (memory, nobody):
         await each.aclose()
+
+
+def shown_at(width: int, grid: Grid) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(as_rich([grid]))
+    return console.export_text()
+
+
+def test_where_there_is_little_room_an_id_is_shortened_until_it_would_mean_another() -> None:
+    ids = [f"{number:08d}-4f9a-4f9a-4f9a-0123456789ab" for number in (1, 2)]
+    grid = Grid(("text", "id"), [("long words " * 20, each) for each in ids])
+    assert all(each in shown_at(160, grid) for each in ids)
+    narrow = shown_at(80, grid)
+    assert "00000001 " in narrow
+    assert "4f9a" not in narrow
+    alike = Grid(("text", "id"), [("long words " * 20, f"{ids[0]}-{number}") for number in (1, 2)])
+    assert f"{ids[0]}-2" in shown_at(80, alike)
+
+
+async def test_a_memory_and_its_blocks_print_as_one_short_line_without_texts_or_keys() -> None:
+    class KeyedLLM(ScriptedLLM):
+        api_key: str = "sk-private"
+
+    blocks = [
+        StaticMemoryBlock(name="core", static_content="Ada has a secret."),
+        VectorMemoryBlock(embed_model=HashEmbedding()),
+        FactExtractionMemoryBlock(llm=KeyedLLM("[]")),
+    ]
+    async with TieredMemory(
+        user_id="ada", session_id="one", token_limit=4000, memory_blocks=blocks, redaction=Redactor(key=b"sk-private")
+    ) as memory:
+        assert repr(memory) == (
+            "TieredMemory(user_id='ada', session_id='one', token_limit=4000, "
+            f"memory_blocks=['core', 'RetrievedMessages', 'ExtractedFacts'], storage={memory.storage.address!r})"
+        )
+        assert str(blocks[1]) == (
+            "VectorMemoryBlock(name='RetrievedMessages', priority=2, scope='user', embed_model='HashEmbedding')"
+        )
+        for shown in (memory, *blocks, Redactor(key=b"sk-private")):
+            for text in (repr(shown), str(shown), f"{shown}"):
+                assert len(text) < 300
+                assert "secret" not in text
+                assert "sk-private" not in text
+        console = Console(width=200, file=io.StringIO(), record=True)
+        console.print(memory, *blocks)
+        assert "secret" not in console.export_text()

@@ -15,6 +15,7 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import FunctionTool
 
 from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.sample import load_questions
 from llama_index_memory_tiers.testing import (
     DEFAULT_TOOL_RULES,
     HashEmbedding,
@@ -24,6 +25,7 @@ from llama_index_memory_tiers.testing import (
     ToolCall,
     ToolRule,
 )
+from llama_index_memory_tiers.testing.models.asking import asks
 
 # Building an agent makes LlamaIndex's workflows read every attribute of it, pydantic's deprecated ones too.
 builds_agents = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
@@ -230,6 +232,38 @@ def test_it_does_not_know_what_it_was_not_given(question: str) -> None:
     assert _ask(question, REMEMBERS) == "I don't know."
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "My dog is called Rex.", "my name is Logan", "When I was young, I lived in Rome.", "I moved. Then I slept!",
+        "You never tell me anything.", "我的狗叫小黑。", "请记住：我住在杭州", "我不知道为什么。", "17 * 23 is a sum.",
+    ],
+)  # fmt: skip
+def test_what_only_states_something_is_noted(text: str) -> None:
+    assert _ask(text, REMEMBERS) == "Noted."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "My dog is Rex. What is my cat called?", "what is tom allergic to", "Tell me what Tom is allergic to.",
+        "Can you name my cat", "ok, and where does she live", "小雨在学什么", "告诉我小雨在学什么。", "小雨学琴吗",
+    ],
+)  # fmt: skip
+def test_what_asks_is_never_noted(text: str) -> None:
+    assert _ask(text, REMEMBERS) != "Noted."
+    assert _ask(text) == "I don't know."
+
+
+def test_every_question_of_the_sample_chats_is_taken_for_one() -> None:
+    assert [question.question for question in load_questions() if not asks(question.question)] == []
+
+
+def test_its_own_note_is_not_quoted() -> None:
+    history = [ChatMessage(content="My dog is Rex."), ChatMessage(role="assistant", content="Noted.")]
+    assert _ask("What was noted?", *history) == "I don't know."
+
+
 def test_without_memory_it_does_not_know() -> None:
     assert _ask("What is Tom allergic to?") == "I don't know."
     assert _ask("What is Tom allergic to?", ChatMessage(role="system", content="You help Logan.")) == "I don't know."
@@ -331,7 +365,7 @@ def test_rules_of_the_user_are_used() -> None:
 def test_any_text_gets_an_answer_made_of_the_context(lines: list[str], question: str) -> None:
     context = [ChatMessage(content=line) for line in lines]
     answer = _ask(question, *context)
-    assert answer == "I don't know." or any(answer in line or answer in line.strip() for line in lines)
+    assert answer in {"I don't know.", "Noted."} or any(answer in line or answer in line.strip() for line in lines)
 
 
 # --- embedding ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Literal, get_args
@@ -100,6 +100,18 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
                 remedy="Leave it out or choose one.",
             )
         return self
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """What `repr` shows: which block it is and what it works with; no texts, and nothing that may hold a key."""
+        yield "name", self.name
+        yield "priority", self.priority
+        yield "scope", self.scope
+        for model in ("llm", "embed_model"):
+            if getattr(self, model, None) is not None:
+                yield model, type(getattr(self, model)).__name__
+
+    def __str__(self) -> str:
+        return repr(self)
 
     @property
     def key(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from llama_index.core.memory import StaticMemoryBlock as _CoreStaticMemoryBlock
 
@@ -20,3 +21,11 @@ class StaticMemoryBlock(_CoreStaticMemoryBlock):
     """
 
     stable: ClassVar[bool] = True
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """What `repr` shows: not the content, which may be private."""
+        yield "name", self.name
+        yield "priority", self.priority
+
+    def __str__(self) -> str:
+        return repr(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llama_index_memory_tiers.blocks import HeatMemoryBlock, VectorMemoryBlock
+from llama_index_memory_tiers.cli.ids import known_id
 from llama_index_memory_tiers.cli.outcome import Outcome
 from llama_index_memory_tiers.display import Grid
 from llama_index_memory_tiers.memory import TieredMemory
@@ -71,12 +72,12 @@ async def why(memory: TieredMemory, id: str) -> Outcome:  # noqa: A002  # the fi
 
     Args:
         memory: Whose.
-        id: Public id.
+        id: Public id, or its beginning.
 
     Returns:
         Its sources, and what came from it.
     """
-    found = await memory.awhy(id)
+    found = await memory.awhy(await known_id(memory, id))
     return Outcome(found, found)
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from llama_index_memory_tiers.blocks import HeatMemoryBlock
+from llama_index_memory_tiers.cli.ids import whole_id
 from llama_index_memory_tiers.cli.outcome import FINDING, FINE, Outcome, progress
 from llama_index_memory_tiers.cli.places import Where
 from llama_index_memory_tiers.display import Grid
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.memoryos import import_memoryos
-from llama_index_memory_tiers.storage.selection import Derived, ForgetFilter, ForgetScope
+from llama_index_memory_tiers.storage.selection import Derived, ForgetFilter, ForgetScope, checked_selection
 
 
 async def export(memory: TieredMemory, target: Path, scope: ForgetScope | None, *, as_json: bool) -> Outcome:
@@ -74,15 +75,19 @@ async def take_over(memory: TieredMemory, folder: Path) -> Outcome:
     return Outcome({"folder": folder, **asdict(found)}, Grid(("pages", "knowledge", "profile"), rows))
 
 
-def exported_scope(source: Path) -> tuple[str | None, str | None]:
-    """Whose export a file is: its user, or without one its first session; nothing when it cannot be read."""
+def whose_export(where: Where, source: Path) -> Where:
+    """Whose an import becomes: who was named, else the file's user, or without one its first session."""
+    if where.user is not None or where.session is not None:
+        return where
     try:
         with source.open(encoding="utf-8") as file:
             user = json.loads(file.readline()).get("user_id")
             session = json.loads(file.readline()).get("session", {}).get("session_id")
     except (OSError, ValueError, AttributeError):
-        return None, None  # `aimport` says what is wrong with it
-    return (user, None) if isinstance(user, str) else (None, session if isinstance(session, str) else None)
+        return where  # `aimport` says what is wrong with it
+    if isinstance(user, str):
+        return replace(where, user=user)
+    return replace(where, session=session if isinstance(session, str) else None)
 
 
 def check_session(scope: ForgetScope | None, where: Where) -> None:
@@ -110,8 +115,9 @@ async def forget(memory: TieredMemory, what: dict[str, Any], *, sure: Callable[[
     Returns:
         The receipt; a finding when something is left, or when the answer was no.
     """
-    if not what.keys() - {"derived"}:
-        await memory.aforget()  # says what is missing
+    if "ids" in what:
+        what = {**what, "ids": [await whole_id(memory, each) or each for each in what["ids"]]}
+    checked_selection(memory.user_id or "", memory.session_id, **{"scope": None, **what})  # before anybody is asked
     if not sure(_question(memory, what)):
         return Outcome({"forgotten": False}, "Nothing was forgotten.", FINDING)
     receipt = await memory.aforget(**what)
@@ -136,8 +142,15 @@ def forget_arguments(
     """Turn the options of `forget` into the arguments of `aforget`.
 
     Raises:
-        ConfigurationError: A date cannot be read.
+        ConfigurationError: Nothing was said, or a date or text cannot be read.
     """
+    for option, text in (("--contains", contains), ("--speaker", speaker), *(("--id", each) for each in ids)):
+        if text is not None and not text.strip():
+            raise ConfigurationError(
+                f"{option}={text!r:.100} was given.",
+                allowed="It is a text with a visible character.",
+                remedy="Correct it; nothing was forgotten.",
+            )
     found: dict[str, Any] = {"derived": derived}
     if scope is not None:
         found["scope"] = scope
@@ -147,6 +160,12 @@ def forget_arguments(
         found["before"] = _moment(before)
     if contains is not None or speaker is not None:
         found["filter"] = ForgetFilter(contains=contains, speaker=speaker)
+    if found.keys() == {"derived"}:
+        raise ConfigurationError(
+            "forget was called without saying what to forget.",
+            allowed="It takes --scope, --id, --before, --contains and --speaker, alone or together.",
+            remedy="To forget a whole session pass --scope session --session ID, to forget a person --scope user.",
+        )
     return found
 
 
@@ -166,12 +185,28 @@ def _question(memory: TieredMemory, what: dict[str, Any]) -> str:
     whose = f"user {memory.user_id!r}" if memory.user_id is not None else f"session {memory.session_id!r}"
     if what.get("scope") == "session" and memory.user_id is not None:
         whose += f", session {memory.session_id!r}"
-    limits = [f"{name}={what[name]}" for name in ("ids", "before", "filter") if name in what]
-    which = f"what matches {' and '.join(limits)}" if limits else "everything"
+    limits = list(_limits(what.get("ids"), what.get("before"), what.get("filter")))
+    which = f"what {' and '.join(limits)}" if limits else "everything"
     return f"Forget {which} of {whose} in {memory.storage.address}, and what was learnt from it? It cannot be undone."
 
 
-def ask_on_terminal(question: str) -> bool:
+def _limits(ids: list[str] | None, before: datetime | None, wanted: ForgetFilter | None) -> Iterator[str]:
+    if ids is not None:
+        yield f"has the id {' or '.join(ids)}"
+    if before is not None:
+        yield f"was said before {before.isoformat(' ', 'minutes')}"
+    if wanted is not None and wanted.contains is not None:
+        yield f"has {wanted.contains!r} in it"
+    if wanted is not None and wanted.speaker is not None:
+        yield f"was said by {wanted.speaker!r}"
+
+
+def sure(yes: bool) -> Callable[[str], bool]:
+    """How to ask before something is changed for good: not at all, or on the terminal."""
+    return (lambda _: True) if yes else _ask_on_terminal
+
+
+def _ask_on_terminal(question: str) -> bool:
     """Ask on standard error, so that standard output stays one document; no answer is a no."""
     sys.stderr.write(f"{question} [y/N]: ")
     sys.stderr.flush()

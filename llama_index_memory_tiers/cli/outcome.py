@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from llama_index_memory_tiers.cli.wording import spoken
 from llama_index_memory_tiers.display import Grid, as_rich, harmless
 from llama_index_memory_tiers.errors import ConfigurationError, MemoryTiersError
 
@@ -72,11 +73,11 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
 
 def show_error(error: MemoryTiersError, *, as_json: bool) -> None:
     """Write an error: what was given, what is allowed, what to do."""
+    parts = {name: spoken(getattr(error, name)) for name in ("given", "allowed", "remedy")}
     if as_json:
-        parts = {"given": error.given, "allowed": error.allowed, "remedy": error.remedy}
         write_json({"error": {"kind": type(error).__name__, **parts}})
         return
-    sys.stderr.write(f"Error: {harmless(error.given)}\n{harmless(error.allowed)}\n{harmless(error.remedy)}\n")
+    sys.stderr.write("Error: " + "".join(f"{harmless(part)}\n" for part in parts.values()))
 
 
 def write_json(data: Any) -> None:

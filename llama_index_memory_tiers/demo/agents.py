@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -49,17 +50,17 @@ def make_llm(address: str | None) -> FunctionCallingLLM:
     parts = urlsplit(address)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ConfigurationError(
-            f"LLM={shown_address(address)!r} was given.",
+            f"--llm={shown_address(address)!r} was given.",
             allowed="It is the address of an OpenAI-compatible server.",
-            remedy="Write LLM=http://localhost:8000/v1, or LLM=http://localhost:8000/v1#model-name.",
+            remedy="Write --llm http://localhost:8000/v1#model-name, or make demo LLM=http://localhost:8000/v1#model-name.",
         )
     try:
         client = import_module("llama_index.llms.openai_like")
     except ImportError:
         raise MissingExtraError(
-            f"LLM={shown_address(address)!r} was given, but its client is not installed.",
+            f"--llm={shown_address(address)!r} was given, but its client is not installed.",
             allowed="OpenAI-compatible servers are reached through llama-index-llms-openai-like.",
-            remedy="Run: .venv/bin/python -m pip install llama-index-llms-openai-like",
+            remedy=f"Run: {sys.executable} -m pip install llama-index-llms-openai-like",
         ) from None
     made: FunctionCallingLLM = client.OpenAILike(
         model=parts.fragment or os.environ.get("OPENAI_MODEL", "default"),

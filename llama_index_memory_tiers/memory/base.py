@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from llama_index.core.memory import Memory
@@ -123,6 +124,20 @@ class MemoryBase(Memory):
             upkeep=Upkeep(self.maintain_every, storage.now),
         )
         self._window = self._make_window()
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """What `repr` shows: whose memory it is, its limits, its blocks by name and where it keeps them; no texts."""
+        for name in ("user_id", "session_id", "agent_id"):
+            if getattr(self, name) is not None:
+                yield name, getattr(self, name)
+        yield "token_limit", self.token_limit
+        if self.reserve_tokens:
+            yield "reserve_tokens", self.reserve_tokens
+        yield "memory_blocks", [block.name for block in self.memory_blocks]
+        yield "storage", self.storage.address
+
+    def __str__(self) -> str:
+        return repr(self)
 
     @property
     def storage(self) -> Storage:

@@ -59,7 +59,7 @@ class Redactor:
         ConfigurationError: The key is empty.
     """
 
-    patterns: tuple[Pattern, ...] = DEFAULT_PATTERNS
+    patterns: tuple[Pattern, ...] = field(default=DEFAULT_PATTERNS, repr=False)
     _: KW_ONLY
     key: bytes | None = field(default=None, repr=False)
     _literals: tuple[str, ...] = field(init=False, repr=False, compare=False)

@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Row, text
+from sqlalchemy import Connection, Row, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.log import MessageLog
 from llama_index_memory_tiers.storage.rows import ACTIVE, Entry
+from llama_index_memory_tiers.storage.schema import is_stock
 
 _logger = logging.getLogger(__name__)
+_MOST_NAMES = 10
 
 
 async def adopt_stock_table(
@@ -43,11 +46,15 @@ async def adopt_stock_table(
 
     Returns:
         How many messages were new; the row number makes their uid, so that repeating is harmless.
+
+    Raises:
+        ConfigurationError: There is no such table, or it is not one of LlamaIndex's.
     """
     name = f'"{schema}"."{table}"' if schema else f'"{table}"'
     query = text(f"SELECT id, key, timestamp, role, status, data FROM {name} ORDER BY key, timestamp, id")
 
     async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
+        await connection.run_sync(_check_stock, table, schema)
         return (await connection.execute(query)).all()
 
     stored = 0
@@ -62,6 +69,19 @@ async def adopt_stock_table(
         found, _ = await log.read(result.sid, key, statuses=(ACTIVE,))
         await log.archive(user_id, key, [message.seq for message in found if message.id in gone])
     return stored
+
+
+def _check_stock(connection: Connection, table: str, schema: str | None) -> None:
+    if inspect(connection).has_table(table, schema=schema) and is_stock(connection, table, schema):
+        return
+    names = inspect(connection).get_table_names(schema=schema)
+    known = [name for name in names if is_stock(connection, name, schema)]
+    raise ConfigurationError(
+        f"stock_table={table!r} was given.",
+        allowed="It is a table of LlamaIndex's SQLAlchemyChatStore in this storage's database, which holds "
+        f"{', '.join(known[:_MOST_NAMES]) or 'none'}.",
+        remedy="Correct stock_table, the storage's address or db_schema; nothing was taken over.",
+    )
 
 
 def _entry(row: Any, table: str, redactor: Redactor | None) -> Entry | None:

@@ -283,10 +283,8 @@ def _look(connection: Any, tables: Tables) -> int:
     # SQLite does not tell upper from lower case, PostgreSQL does.
     folded = str.lower if connection.dialect.name == "sqlite" else str
     names = {folded(name) for name in inspect(connection).get_table_names(schema=schema)}
-    if folded(tables.prefix) in names:
-        columns = {column["name"] for column in inspect(connection).get_columns(tables.prefix, schema=schema)}
-        if columns >= _STOCK_COLUMNS:
-            _refuse_stock(tables.prefix)
+    if folded(tables.prefix) in names and is_stock(connection, tables.prefix, schema):
+        _refuse_stock(tables.prefix)
     if folded(tables.versions.name) not in names:
         return 0
     found = max(connection.execute(select(tables.versions.c.version)).scalars(), default=0)
@@ -297,6 +295,11 @@ def _look(connection: Any, tables: Tables) -> int:
             remedy="Install the newer llama-index-memory-tiers that wrote them, or choose another table_name.",
         )
     return int(found)
+
+
+def is_stock(connection: Any, table: str, schema: str | None) -> bool:
+    """Whether a table that exists is one of LlamaIndex's `SQLAlchemyChatStore`."""
+    return {column["name"] for column in inspect(connection).get_columns(table, schema=schema)} >= _STOCK_COLUMNS
 
 
 def _refuse_stock(prefix: str) -> None:

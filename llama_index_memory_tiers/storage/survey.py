@@ -306,6 +306,42 @@ class Survey:
             query = query.where(r.c.uid.in_(storable_ids(ids)))
         return await self._told(await self._read(query))
 
+    async def beginning(
+        self, prefix: str, user_id: str, session_id: str | None = None, *, at_most: int
+    ) -> list[tuple[str, str]]:
+        """Public ids of a person that begin with a text, for whoever typed only the first characters.
+
+        Args:
+            prefix: The beginning, letter by letter.
+            user_id: Who; '' for nobody's.
+            session_id: In this session only.
+            at_most: So many messages, and so many records.
+
+        Returns:
+            Ids with their kinds, `message` or that of the record; an id that is the whole text is among them.
+        """
+        m, s, r = self._t.messages, self._t.sessions, self._t.records
+        if not storable_ids([prefix]):
+            return []
+        messages = (
+            select(m.c.uid, literal("message"))
+            .select_from(m.join(s, s.c.sid == m.c.sid))
+            .where(
+                m.c.status != GONE,
+                func.substr(m.c.uid, 1, len(prefix)) == prefix,
+                *self._sessions_of(user_id, session_id),
+            )
+            .distinct()
+            .order_by(m.c.uid)
+        )
+        records = (
+            select(r.c.uid, r.c.kind)
+            .where(func.substr(r.c.uid, 1, len(prefix)) == prefix, *self._records_of(user_id, session_id))
+            .order_by(r.c.uid)
+        )
+        found = [*await self._read(messages.limit(at_most)), *await self._read(records.limit(at_most))]
+        return [(uid, kind) for uid, kind in found]
+
     async def derived(self, user_id: str, place: tuple[int, int]) -> list[tuple[str, Record]]:
         """A person's records that came from one message, with their owners."""
         r, s = self._t.records, self._t.sources

@@ -147,10 +147,12 @@ def reading(source: Target) -> Iterator[BinaryIO]:
 
 
 def _no_place(name: str, given: object) -> ConfigurationError:
+    shown = os.fspath(given) if isinstance(given, os.PathLike) else given
+    place = "a file that exists" if name == "source" else "a file in a folder that exists"
     return ConfigurationError(
-        f"{name}={given!r:.100} was given.",
-        allowed=f"{name} is the path of a file in a folder that exists, or a stream of bytes.",
-        remedy="Create the folder, or correct the path.",
+        f"{name}={shown!r:.300} was given.",
+        allowed=f"{name} is the path of {place}, or a stream of bytes.",
+        remedy="Correct the path." if name == "source" else "Create the folder, or correct the path.",
     )
 
 

@@ -350,3 +350,21 @@ async def test_a_storage_cannot_adopt_its_own_name(make: Callable[..., Storage])
         await storage.adopt()
     with pytest.raises(ConfigurationError, match="stock_table="):
         await make(table_name="other").adopt('x"; DROP TABLE y')
+
+
+async def test_adopting_where_there_is_no_stock_table_says_which_there_are(make: Callable[..., Storage]) -> None:
+    storage = make(table_name="memory_tiers")
+    with pytest.raises(ConfigurationError, match=f"stock_table='{DEFAULT_TABLE_NAME}'") as caught:
+        await storage.adopt()
+    assert caught.value.allowed.endswith("holds none.")
+    await run(storage, "CREATE TABLE {}bookmarks (id INTEGER)")
+    with pytest.raises(ConfigurationError, match="bookmarks"):
+        await storage.adopt("bookmarks")
+    assert await TieredChatStore(storage).get_keys() == []
+
+
+@pytest.mark.usefixtures("stock")
+async def test_adopting_a_misspelt_table_names_the_one_that_is_there(make: Callable[..., Storage]) -> None:
+    with pytest.raises(ConfigurationError, match="llama_index_memroy") as caught:
+        await make(table_name="memory_tiers").adopt("llama_index_memroy")
+    assert caught.value.allowed.endswith(f"holds {DEFAULT_TABLE_NAME}.")
