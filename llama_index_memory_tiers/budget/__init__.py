@@ -20,8 +20,9 @@ from llama_index_memory_tiers.budget.items import (
     section_text,
     tag_name,
 )
-from llama_index_memory_tiers.budget.packing import Packer, Render, WindowPlan
+from llama_index_memory_tiers.budget.packing import Packer, Render
 from llama_index_memory_tiers.budget.shares import TokenBudget, widened
+from llama_index_memory_tiers.budget.window_plan import WindowPlan
 
 __all__ = [
     "ANSWERING_ROLES",

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_memory_tiers import scoring
+from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.errors import EmbeddingError
 from llama_index_memory_tiers.storage import index as module
 from llama_index_memory_tiers.storage.index import (
@@ -24,7 +25,7 @@ from llama_index_memory_tiers.storage.index import (
     postings,
     table,
 )
-from llama_index_memory_tiers.text import QUESTION, analyse, message_terms, read_dates
+from llama_index_memory_tiers.text import QUESTION, analyse, message_terms
 
 NOW = datetime(2023, 6, 14, 12, tzinfo=timezone.utc)
 # Seeds, not `st.randoms`: that one tries normal numbers no generator would give, and shrinks for minutes.

@@ -11,10 +11,11 @@ import numpy as np
 from qdrant_client import AsyncQdrantClient, models
 
 from llama_index_memory_tiers import scoring
+from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.records import Place, aware
 from llama_index_memory_tiers.storage.index.seam import Candidates, Point, Space, Wanted
 from llama_index_memory_tiers.storage.index.search import IndexQuery
-from llama_index_memory_tiers.text import mentions, read_dates
+from llama_index_memory_tiers.text import mentions
 
 _DENSE, _WORDS = "dense", "words"
 _NEVER = 1e15  # epoch seconds: JSON has no infinity

@@ -14,12 +14,13 @@ import numpy as np
 from typing_extensions import Self
 
 from llama_index_memory_tiers import scoring
+from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.errors import embedding_mismatch
 from llama_index_memory_tiers.records import Place, aware
 from llama_index_memory_tiers.storage.index.pack import pack, unpack
 from llama_index_memory_tiers.storage.index.rows import Array, IndexColumns, IndexRow, term_number, unit
 from llama_index_memory_tiers.storage.index.table import OwnerTable
-from llama_index_memory_tiers.text import QUESTION, analyse, mentions, read_dates
+from llama_index_memory_tiers.text import QUESTION, analyse, mentions
 
 MAX_QUERY_TERMS = 64
 """Of a very long question the rarest terms are searched for, so that it costs no more than a long one."""
