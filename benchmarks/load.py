@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count as endless
 from pathlib import Path
-from typing import Any
 
 from llama_index.core.memory import Memory
 
@@ -19,6 +19,7 @@ WHOLE = {"token_limit": 10**9}
 """Nothing leaves the window."""
 SMALL = {"token_limit": 4000, "token_flush_size": 600}
 """About 90 messages fit; about 20 leave at once."""
+_NUMBERS = endless()
 ASKED = "what did we plan for the weekend by the lake?"
 
 Task = Callable[[Memory, int], Awaitable[None]]
@@ -50,7 +51,28 @@ class Cost:
         return self.cpu / self.calls * 1e3
 
 
-async def report(directory: Path, *, quick: bool, postgres: str | None, pictures: Path | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run, on both sides alike.
+
+    Args:
+        task: What each session does again and again.
+        tasks: How many sessions, all at once.
+        size: Messages in each of them before.
+        times: How often.
+        limits: Of the window.
+        vectors: Whether there is a block of vectors.
+    """
+
+    task: Task
+    tasks: int
+    size: int
+    times: int
+    limits: Mapping[str, int]
+    vectors: bool = True
+
+
+async def report(directory: Path, *, quick: bool, postgres: str | None, pictures: Path) -> str:
     """Measure load.
 
     Args:
@@ -63,36 +85,41 @@ async def report(directory: Path, *, quick: bool, postgres: str | None, pictures
         Markdown.
     """
     tasks, size, puts = (4, 20, 3) if quick else (64, 200, 10)
-    bases = {"SQLite": None} if postgres is None else {"SQLite": None, "PostgreSQL": postgres}
-    many, mixed, flushed = [], [], []
+    bases = {"SQLite": None, "PostgreSQL": postgres} if postgres else {"SQLite": None}
+    many = Plan(_put, tasks, size, puts, WHOLE)
+    alone = replace(many, vectors=False)
+    mixed = Plan(_talk, tasks, size, puts, SMALL)
+    flushed = Plan(_put, 1, 0, 20 * puts, SMALL)
+    rows: dict[str, list[list[str]]] = {"many": [], "mixed": [], "flushed": []}
     for base, uri in bases.items():
-        many.append((base, await _both(directory, f"many-{base}", uri, tasks, size, puts, WHOLE, _put)))
-        mixed.append((base, await _both(directory, f"mixed-{base}", uri, tasks, size, puts, SMALL, _talk)))
-        flushed.append((base, await _both(directory, f"flush-{base}", uri, 1, 0, 20 * puts, SMALL, _put)))
-    heads = ["", "TieredMemory, calls/s", "stock, calls/s", "ours / stock", "CPU ms each", "stock", "until absorbed"]
+        rows["many"].append(_row(f"{base}, window alone", await _both(directory, uri, alone)))
+        rows["many"].append(_row(f"{base}, with vectors", await _both(directory, uri, many)))
+        rows["mixed"].append(_row(base, await _both(directory, uri, mixed)))
+        rows["flushed"].append(_row(base, await _both(directory, uri, flushed)))
     parts = [
         "## Load",
         _COMPARED,
         f"Puts of {tasks} tasks, each in its own session of {size} active messages:",
-        table(heads, [_row(*each) for each in many]),
+        table(_HEADS, rows["many"]),
         f"The same tasks in small windows, {3 * puts} calls each: put a question, get a context, put an answer:",
-        table(heads, [_row(*each) for each in mixed]),
+        table(_HEADS, rows["mixed"]),
         f"{20 * puts} puts into one small window, with the flushes that they cause:",
-        table(heads, [_row(*each) for each in flushed]),
+        table(_HEADS, rows["flushed"]),
+        await _growth(directory, pictures, quick=quick),
     ]
-    if pictures is not None:
-        parts.append(await _growth(directory, pictures, quick=quick))
     return "\n\n".join(parts)
 
 
+_HEADS = ["", "TieredMemory, calls/s", "stock, calls/s", "ours / stock", "CPU ms each", "stock", "until absorbed"]
 _COMPARED = (
     "Stock is `Memory` over one `SQLAlchemyChatStore` engine with `VectorMemoryBlock` on Qdrant's local mode in a "
     "folder. Both sides have 5 connections, the same messages and the same local embedding model, and run one after "
     "the other. Databases are as each side opens them: on SQLite ours writes ahead (WAL, synchronous=FULL), stock has "
     "SQLite's defaults (a rollback journal, synchronous=FULL). What differs by design: ours embeds every complete turn "
-    "in the background, stock only what is flushed, within the put. CPU is that of the whole process until nothing is "
-    "left to do, so it holds the absorbing; a PostgreSQL server's own is in neither. The last column is the time until "
-    "everything was absorbed, as a multiple of the time until the calls had returned."
+    "in the background, stock only what is flushed, within the put; a context of ours is filled up to its budget with "
+    "the best single messages, one of stock holds the 2 best flushed batches. CPU is that of the whole process until "
+    "nothing is left to do, so it holds the absorbing; a PostgreSQL server's own is in neither. The last column is the "
+    "time until everything was absorbed, as a multiple of the time until the calls had returned."
 )
 
 
@@ -109,37 +136,33 @@ def _row(base: str, costs: Sequence[Cost]) -> list[str]:
     ]
 
 
-async def _both(
-    directory: Path, name: str, uri: str | None, tasks: int, size: int, times: int, limits: dict[str, Any], task: Task
-) -> list[Cost]:
-    return [
-        await _run(side, tasks, size, times, limits, task) for side in pair(directory, f"{name}-{tasks}-{size}", uri)
-    ]
+async def _both(directory: Path, uri: str | None, plan: Plan) -> list[Cost]:
+    name = f"load-{next(_NUMBERS)}"
+    return [await _run(side, name, plan) for side in pair(directory, name, uri, vectors=plan.vectors)]
 
 
-async def _run(side: Side, tasks: int, size: int, times: int, limits: dict[str, Any], task: Task) -> Cost:
+async def _run(side: Side, name: str, plan: Plan) -> Cost:
     """Fill the sessions, then let all tasks run at once."""
     await side.open()
-    prefix = f"{task.__name__}-{tasks}-{size}-{len(limits)}"
-    memories = [side.memory(f"{prefix}-{number}", **limits) for number in range(tasks)]
+    memories = [side.memory(f"{name}-{number}", **plan.limits) for number in range(plan.tasks)]
     for memory in memories:
-        if size:  # stock fails on an empty list
-            await memory.aput_messages([message(number) for number in range(size)])
+        if plan.size:  # stock fails on an empty list
+            await memory.aput_messages([message(number) for number in range(plan.size)])
         await memory.aget()
     await side.settle()
     before, cpu = time.perf_counter(), time.process_time()
-    calls = await asyncio.gather(*(_times(memory, size, times, task) for memory in memories))
+    await asyncio.gather(*(_times(memory, plan) for memory in memories))
     wall = time.perf_counter() - before
     await side.settle()
-    cost = Cost(sum(calls), wall, time.process_time() - cpu, time.perf_counter() - before)
+    calls = plan.tasks * plan.times * (3 if plan.task is _talk else 1)
+    cost = Cost(calls, wall, time.process_time() - cpu, time.perf_counter() - before)
     await side.close()
     return cost
 
 
-async def _times(memory: Memory, size: int, times: int, task: Task) -> int:
-    for number in range(times):
-        await task(memory, size + 2 * number)
-    return times * (3 if task is _talk else 1)
+async def _times(memory: Memory, plan: Plan) -> None:
+    for number in range(plan.times):
+        await plan.task(memory, plan.size + 2 * number)
 
 
 async def _put(memory: Memory, number: int) -> None:
@@ -155,8 +178,8 @@ async def _talk(memory: Memory, number: int) -> None:
 async def _growth(directory: Path, pictures: Path, *, quick: bool) -> str:
     """Curves over the length of a session, and over the number of tasks, on SQLite."""
     sizes, tasks = ([10, 40], [1, 4]) if quick else ([10, 50, 200, 500, 1000, 2000], [1, 4, 16, 64])
-    by_size = [await _both(directory, "size", None, 1, size, 10, WHOLE, _put) for size in sizes]
-    by_tasks = [await _both(directory, "tasks", None, count, 50, 10, WHOLE, _put) for count in tasks]
+    by_size = [await _both(directory, None, Plan(_put, 1, size, 10, WHOLE)) for size in sizes]
+    by_tasks = [await _both(directory, None, Plan(_put, count, 50, 10, WHOLE)) for count in tasks]
     draw(
         pictures / "growth-length.svg",
         title="CPU of a put",

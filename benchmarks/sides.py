@@ -46,13 +46,14 @@ class Ours:
 
     Args:
         address: A path or a URI.
+        vectors: Whether there is such a block.
     """
 
     name = "TieredMemory"
 
-    def __init__(self, address: str | Path) -> None:
+    def __init__(self, address: str | Path, *, vectors: bool) -> None:
         self._storage = Storage(address, pool_size=POOL)
-        self._model = WordLlamaEmbedding()
+        self._blocks = [VectorMemoryBlock(embed_model=WordLlamaEmbedding())] if vectors else []
         self._made: dict[str, TieredMemory] = {}
         self._first: dict[str, TieredMemory] = {}
 
@@ -62,9 +63,8 @@ class Ours:
     def memory(self, session: str, **limits: Any) -> TieredMemory:
         first = self._first.get(repr(limits))
         if first is None:
-            block = VectorMemoryBlock(embed_model=self._model)
             first = TieredMemory(
-                storage=self._storage, user_id="first", session_id="first", memory_blocks=[block], **limits
+                storage=self._storage, user_id="first", session_id="first", memory_blocks=self._blocks, **limits
             )
             self._first[repr(limits)] = first
         made = self._made[session] = first.for_session(session, user_id=session)
@@ -86,11 +86,13 @@ class Stock:
     Args:
         uri: Of the database.
         directory: Of Qdrant.
+        vectors: Whether there is such a block.
     """
 
     name = "stock Memory"
 
-    def __init__(self, uri: str, directory: Path) -> None:
+    def __init__(self, uri: str, directory: Path, *, vectors: bool) -> None:
+        self._vectors = vectors
         self._engine: AsyncEngine = create_async_engine(uri, pool_size=POOL, max_overflow=0)
         self._client = AsyncQdrantClient(path=str(directory))
         self._model = WordLlamaEmbedding()
@@ -103,9 +105,9 @@ class Stock:
 
     def memory(self, session: str, **limits: Any) -> Memory:
         # A block of its own: one that is shared keeps the filter of the first session that asked.
-        block = StockVectorMemoryBlock(vector_store=self._store, embed_model=self._model)
+        vectors = [StockVectorMemoryBlock(vector_store=self._store, embed_model=self._model)] if self._vectors else []
         return Memory.from_defaults(
-            session_id=session, async_engine=self._engine, table_name="stock", memory_blocks=[block], **limits
+            session_id=session, async_engine=self._engine, table_name="stock", memory_blocks=vectors, **limits
         )
 
     async def settle(self) -> None:
@@ -116,16 +118,16 @@ class Stock:
         await self._engine.dispose()
 
 
-def pair(directory: Path, name: str, postgres: str | None = None) -> Sequence[Side]:
+def pair(directory: Path, name: str, postgres: str | None = None, *, vectors: bool = True) -> Sequence[Side]:
     """Both sides on databases of their own.
 
     Args:
         directory: For files.
         name: Of the run.
         postgres: URI of a server instead of SQLite files.
+        vectors: Whether both have a block of vectors.
     """
     qdrant = directory / f"{name}-qdrant"
-    if postgres is not None:
-        return Ours(postgres), Stock(postgres, qdrant)
-    file = directory / f"{name}-stock.db"
-    return Ours(directory / f"{name}-ours.db"), Stock(f"sqlite+aiosqlite:///{file}", qdrant)
+    ours, stock = (postgres, postgres) if postgres is not None else (directory / f"{name}-ours.db", "")
+    stock = stock or f"sqlite+aiosqlite:///{directory / f'{name}-stock.db'}"
+    return Ours(ours, vectors=vectors), Stock(stock, qdrant, vectors=vectors)

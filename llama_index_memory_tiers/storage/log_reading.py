@@ -36,6 +36,7 @@ class _Cache:
     """The newest windows that were read, decoded, least recently used first."""
 
     windows: OrderedDict[tuple[str, str], Window] = field(default_factory=OrderedDict)
+    dropped: int = 0  # how often some were let go: what was read before that is not kept
 
     def get(self, key: tuple[str, str]) -> Window:
         found = self.windows.get(key)
@@ -44,7 +45,9 @@ class _Cache:
         self.windows.move_to_end(key)
         return found
 
-    def put(self, key: tuple[str, str], window: Window) -> None:
+    def put(self, key: tuple[str, str], window: Window, *, dropped: int) -> None:
+        if dropped != self.dropped:
+            return
         self.windows[key] = window
         self.windows.move_to_end(key)
         while len(self.windows) > CACHED_WINDOWS:
@@ -99,6 +102,7 @@ class LogReader:
 
     def drop_cached(self, user_id: str, session_id: str | None = None) -> None:
         """Let decoded windows go: of one session, or of all of a person."""
+        self._cache.dropped += 1
         for key in list(self._cache.windows):
             if key[0] == user_id and session_id in (None, key[1]):
                 self._cache.windows.pop(key, None)
@@ -162,7 +166,7 @@ class LogReader:
             The window, its messages shared with the cache.
         """
         key = (user_id, session_id)
-        known = self._cache.get(key)
+        known, dropped = self._cache.get(key), self._cache.dropped
         rows = await self._read_window(user_id, session_id, known.head_seq)
         if rows and known.sid and (rows[0].sid, rows[0].window_rev) != (known.sid, known.window_rev):
             known = Window()
@@ -172,7 +176,7 @@ class LogReader:
         first = rows[0]
         if (first.sid, first.head_seq, first.owner_rev) == (known.sid, known.head_seq, known.owner_rev):
             return known
-        new, damaged = self._decode([row[4:] for row in rows], first.sid, session_id)
+        new, damaged = await self._decode([row[4:] for row in rows], first.sid, session_id)
         window = Window(
             sid=first.sid,
             head_seq=first.head_seq,
@@ -182,7 +186,7 @@ class LogReader:
             counters=known.counters + tuple(counter for _, counter in new),
             damaged=known.damaged + damaged,
         )
-        self._cache.put(key, window)
+        self._cache.put(key, window, dropped=dropped)
         return window
 
     async def _read_window(self, user_id: str, session_id: str, after: int) -> Sequence[Any]:
@@ -240,7 +244,7 @@ class LogReader:
         rows = list(await self._database.read(work))
         if newest:
             rows.reverse()
-        found, _ = self._decode(rows, sid, session_id)
+        found, _ = await self._decode(rows, sid, session_id)
         return [message for message, _ in found], rows[-1].seq if rows else 0
 
     async def at(self, owner: str, places: Collection[Place]) -> list[StoredMessage]:
@@ -270,7 +274,7 @@ class LogReader:
 
             rows = await self._database.read(work)
             if rows:
-                found += [message for message, _ in self._decode([row[1:] for row in rows], sid, rows[0][0])[0]]
+                found += [message for message, _ in (await self._decode([row[1:] for row in rows], sid, rows[0][0]))[0]]
         return found
 
     async def flushed_until(self, sid: int) -> int:
@@ -296,13 +300,13 @@ class LogReader:
 
         return await self._database.read(work)
 
-    def _decode(
+    async def _decode(
         self, rows: Sequence[RawMessage], sid: int, session_id: str
     ) -> tuple[list[tuple[StoredMessage, str]], tuple[int, ...]]:
         # The session's row without any message, and tombstones, are no messages.
         told = [row for row in rows if row[0] is not None and row[2] != GONE]
         found, damaged = [], []
-        for row, message in zip(told, decode_rows(told, repeat(sid), repeat(session_id)), strict=True):
+        for row, message in zip(told, await decode_rows(told, repeat(sid), repeat(session_id)), strict=True):
             if isinstance(message, StoredMessage):
                 found.append((message, row[4]))
                 continue

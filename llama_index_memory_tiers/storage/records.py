@@ -293,7 +293,7 @@ class RecordStore:
         """
         by_id = {hit.id: hit for hit in hits}
         rows = await self._of(self._messages, owner, list(by_id))
-        messages = decode_rows([row[5:] for row in rows], (row[3] for row in rows), (row[4] for row in rows))
+        messages = await decode_rows([row[5:] for row in rows], (row[3] for row in rows), (row[4] for row in rows))
         found = {
             row[0]: RecalledMessage(row[1], message, by_id[row[0]], codec.read_json(row[2]))
             for row, message in zip(rows, messages, strict=True)
