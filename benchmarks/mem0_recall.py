@@ -2,9 +2,9 @@
 
     pip install mem0ai 'wordllama==0.4.0.post1' && python -m benchmarks.mem0_recall
 
-mem0 is no dependency of this package. Its telemetry is off here. No LLM is called: `infer=False` stores what was said.
-Its keyword leg and its entities need fastembed and spaCy with models from a hub; where these are missing, as in an
-offline run, it searches by vectors alone, as it does after a plain `pip install mem0ai`.
+From a checkout. mem0 is no dependency of this package; its telemetry is off here. No LLM is called: `infer=False`
+stores what was said. Its keyword leg and its entities need fastembed and spaCy with models from a hub; where these are
+missing, as in an offline run, it searches by vectors alone, as it does after a plain `pip install mem0ai`.
 """
 
 from __future__ import annotations
@@ -172,8 +172,9 @@ async def measure(folder: Path) -> str:
         )
     ]
     return (
-        f"## Next to mem0\n\n{versions}; {len(chat.messages)} messages, {len(chat.questions)} questions; mean share of "
-        f"the evidence in the context at so many tokens.\n\n"
+        "# Next to mem0, `infer=False`\n\n"
+        f"Made by `python -m benchmarks.mem0_recall`. {versions}; {len(chat.messages)} messages, {len(chat.questions)} "
+        "questions; mean share of the evidence in the context at so many tokens.\n\n"
         + table(["memory", *map(str, BUDGETS)], rows)
         + "\n\nWall milliseconds from a message to its being found, message by message.\n\n"
         + table(["", "median", "p95"], puts)
@@ -185,9 +186,11 @@ def _means(report: RecallReport) -> list[str]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, print, and write `MEM0.md` beside this file."""
     with tempfile.TemporaryDirectory() as folder:
-        sys.stdout.write(asyncio.run(measure(Path(folder))) + "\n")
+        results = asyncio.run(measure(Path(folder))) + "\n"
+    sys.stdout.write(results)
+    (Path(__file__).parent / "MEM0.md").write_text(results, encoding="utf-8")
     return 0
 
 
