@@ -363,7 +363,7 @@ UNKNOWN = "I don't know."
 _MEMORY = re.compile(r"<memory>\n?(.*?)</memory>", re.DOTALL)
 _TAG_LINE = re.compile(r"\s*</?[\w.-]+(?:\s[^<>]*)?>\s*")
 _WRAPPED = re.compile(r"<(?P<tag>[\w.-]+)(?:\s[^<>]*)?>(?P<text>.*)</(?P=tag)>", re.DOTALL)
-_DATE = re.compile(r"\sdate=['\"]([^'\"]*)['\"]")
+_DATE = re.compile(r"<(?:notes )?(\d{1,2} \w+ \d{4})>")
 _SENTENCE_END = re.compile(
     r"(?<!\bDr\.)(?<!\bMr\.)(?<!\bMrs\.)(?<!\bMs\.)(?<!\bSt\.)(?<=[.!?])\s+(?=[\"'“‘(]?[A-Z0-9\u00c0-\u00de])|(?<=[。！？])(?![”’」』）])\s*|\n+"
 )
@@ -460,7 +460,7 @@ def _memory_lines(section: str) -> Iterator[_Line]:
             yield line
         open_line = raw
         if _TAG_LINE.fullmatch(raw):
-            found = _DATE.search(raw)
+            found = _DATE.fullmatch(raw)
             date = found[1] if found else "" if raw.strip().startswith("</") else date
             open_line = ""
 
