@@ -38,6 +38,12 @@ SEEDS = range(200 if os.environ.get("MEMORY_TIERS_SOAK") == "1" else 6)
 PEOPLE = ["Ann", "Bob", "Cleo"]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that others load, local mode takes longer than a server may."""
+    monkeypatch.setattr(outside_module, "_TIMEOUT_SECONDS", 60.0)
+
+
 @pytest.fixture
 async def client() -> AsyncIterator[AsyncQdrantClient]:
     made = AsyncQdrantClient(":memory:")
@@ -194,7 +200,9 @@ class World:
 
     def question(self) -> IndexQuery:
         rng = self.rng
-        text = " ".join(rng.choices(WORDS, k=rng.randint(1, 3))) + rng.choice(["", " Ann", " in April", " yesterday"])
+        text = " ".join(rng.choices([*WORDS, "pet", "drink"], k=rng.randint(1, 3))) + rng.choice(
+            ["", " Ann", " in April", " yesterday"]
+        )
         return IndexQuery(
             text=text,
             now=NOW,
