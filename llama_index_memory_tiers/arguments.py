@@ -12,7 +12,6 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import StaticMemoryBlock
 from llama_index.core.memory.memory import (
-    DEFAULT_FLUSH_SIZE,
     DEFAULT_MEMORY_BLOCKS_TEMPLATE,
     DEFAULT_TOKEN_LIMIT,
     BaseMemoryBlock,
@@ -22,7 +21,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from llama_index.core.utils import get_tokenizer
 
-from llama_index_memory_tiers.budget import TokenBudget, TokenCounter
+from llama_index_memory_tiers.budget import TokenBudget, TokenCounter, usual_flush
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.retention import checked_policies
@@ -211,8 +210,10 @@ def _check_numbers(fields: dict[str, Any]) -> None:
             remedy="Lower reserve_tokens or raise token_limit.",
         )
     limit = fields["token_limit"]
+    _real(fields, "chat_history_token_ratio", least=0.0, most=1.0)
     if fields["token_flush_size"] is None:
-        fields["token_flush_size"] = max(1, min(DEFAULT_FLUSH_SIZE, limit // 10))
+        budget = fields["budget"] or TokenBudget(limit, fields["reserve_tokens"])
+        fields["token_flush_size"] = usual_flush(limit, budget.window_tokens(fields["chat_history_token_ratio"]))
     _whole(fields, "token_flush_size", least=1)
     if fields["token_flush_size"] > limit:
         fields["token_flush_size"] = max(1, limit // 10)  # as stock does
@@ -220,7 +221,6 @@ def _check_numbers(fields: dict[str, Any]) -> None:
         _whole(fields, "window_messages", least=1)
     for name in ("image", "audio", "video", "document"):
         _whole(fields, f"{name}_token_size_estimate", least=0)
-    _real(fields, "chat_history_token_ratio", least=0.0, most=1.0)
     _real(fields, "claim_seconds", least=0.05, most=86_400.0)
     if fields["maintain_every"] is not None:
         _real(fields, "maintain_every", least=1.0, most=366 * 86_400.0)

@@ -7,6 +7,7 @@ from llama_index_memory_tiers.budget.flushing import (
     SYSTEM_ROLES,
     WindowRow,
     plan_flush,
+    usual_flush,
     window_row,
 )
 from llama_index_memory_tiers.budget.items import (
@@ -45,6 +46,7 @@ __all__ = [
     "plan_flush",
     "section_text",
     "tag_name",
+    "usual_flush",
     "widened",
     "window_row",
 ]

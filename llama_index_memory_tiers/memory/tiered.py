@@ -38,7 +38,8 @@ class TieredMemory(Scripts):
         preset: `survey` sets blocks, budget and retention to the numbers of the survey of agent memory; its summaries
             and its embeddings come from `Settings`, if you have set any there.
         chat_history_token_ratio: Share of the limit above which old turns leave the window, 0 to 1; default 0.7.
-        token_flush_size: About so many tokens leave at once; default a tenth of the limit, at most 3 000.
+        token_flush_size: About so many tokens leave at once; default a tenth of the limit, at most 3 000 and
+            half of what the window may hold.
         window_messages: Also flush above so many messages; default no bound.
         memory_blocks: What remembers; names are unique. Stock and third-party blocks hold what they learn in
             themselves, for all who share them: make those per user.
