@@ -20,6 +20,7 @@ from llama_index.core.utils import get_tokenizer
 from llama_index_memory_tiers.blocks import VectorMemoryBlock
 from llama_index_memory_tiers.budget import TokenCounter, Tokenizer
 from llama_index_memory_tiers.chats import ROLES, ChatTurn, RecallQuestion
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.display import Grid, Shown
 from llama_index_memory_tiers.errors import ConfigurationError, MemoryTiersError
 from llama_index_memory_tiers.memory import TieredMemory
@@ -187,6 +188,7 @@ def _cell(value: Any) -> str:
 # --- the run ----------------------------------------------------------------------------------------------------
 
 
+@checked
 async def evaluate_recall(
     messages: Iterable[ChatTurn],
     questions: Iterable[RecallQuestion],

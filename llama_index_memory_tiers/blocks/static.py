@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from llama_index.core.memory import StaticMemoryBlock as _CoreStaticMemoryBlock
+
+from llama_index_memory_tiers.blocks.base import checked_fields
 
 
 class StaticMemoryBlock(_CoreStaticMemoryBlock):
@@ -20,3 +22,7 @@ class StaticMemoryBlock(_CoreStaticMemoryBlock):
     """
 
     stable: ClassVar[bool] = True
+
+    def __init__(self, **fields: Any) -> None:
+        with checked_fields(type(self), fields):
+            super().__init__(**fields)

@@ -18,6 +18,7 @@ from llama_index_memory_tiers.records import Place, StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.alignment import LogRow, plan_alignment
 from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.erasing import Eraser
 from llama_index_memory_tiers.storage.packs import raise_epoch
 from llama_index_memory_tiers.storage.rows import (
     ACTIVE,
@@ -73,6 +74,7 @@ class MessageLog:
         self._database = database
         self._cache = _Cache()
         self._tables = tables
+        self._eraser = Eraser(tables)
         self._s = s = tables.sessions
         self._m = m = tables.messages
         self._c = tables.cursors
@@ -506,13 +508,15 @@ class MessageLog:
         )
         user_id = session.scalar_one()
         if status == GONE and moved:
-            await self._forget(connection, user_id, sid)
+            await self._forget(connection, user_id, sid, seqs)
         return moved
 
-    async def _forget(self, connection: AsyncConnection, user_id: str, sid: int) -> None:
-        """Void what was recalled from a session, and what blocks prepare from it right now."""
-        for owner in (f"u:{user_id}", f"s:{sid}") if user_id else (f"s:{sid}",):
-            await raise_epoch(connection, self._tables, owner)
+    async def _forget(self, connection: AsyncConnection, user_id: str, sid: int, seqs: Sequence[int]) -> None:
+        """Delete what messages are found by, and void what blocks prepare from their session right now."""
+        owners = (f"u:{user_id}", f"s:{sid}") if user_id else (f"s:{sid}",)
+        revisions = {owner: await raise_epoch(connection, self._tables, owner) for owner in owners}
+        found = await self._eraser.derived(connection, sid, seqs, kinds=("message",))
+        await self._eraser.delete(connection, found.values(), revisions)
 
     async def recount(self, sid: int, counts: Mapping[int, int], counter: str) -> None:
         """Write token counts that another counter made.
