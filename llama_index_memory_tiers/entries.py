@@ -70,7 +70,7 @@ class EntryMaker:
         self,
         created_at: datetime | None = None,
         sent_from: str = "",
-        send_to: Sequence[str] = (),
+        send_to: str | Sequence[str] = (),
         cause_by: Cause = "",
     ) -> About:
         """Check what was told about messages.

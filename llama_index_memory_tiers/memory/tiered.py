@@ -16,6 +16,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from typing_extensions import Self
 
+from llama_index_memory_tiers.checks import check_kind
 from llama_index_memory_tiers.memory.scripts import Scripts
 
 
@@ -92,6 +93,7 @@ class TieredMemory(Scripts):
         **ours: Any,
     ) -> Self:
         """Make a memory from the arguments of the class; `chat_history` is its first window, as after `set`."""
+        check_kind("chat_history", chat_history, list[ChatMessage] | None)
         said_elsewhere = ours.get("budget") is not None or ours.get("preset") is not None
         if not said_elsewhere or token_limit != DEFAULT_TOKEN_LIMIT:
             ours["token_limit"] = token_limit

@@ -14,6 +14,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import Self
 
+from llama_index_memory_tiers.checks import check_whole, checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
@@ -124,8 +125,8 @@ class Storage:
                 allowed="They exclude each other: each says which database.",
                 remedy="Pass one of them.",
             )
-        _check_count("pool_size", pool_size, least=1)
-        _check_count("index_bytes", index_bytes, least=0)
+        check_whole("pool_size", pool_size, least=1)
+        check_whole("index_bytes", index_bytes, least=0)
         for name, function in (("clock", clock), ("ids", ids)):
             if not callable(function):
                 raise ConfigurationError(
@@ -224,6 +225,7 @@ class Storage:
         await self._database.warm()
         return self
 
+    @checked
     async def adopt(
         self,
         stock_table: str = DEFAULT_TABLE_NAME,
@@ -261,6 +263,7 @@ class Storage:
             now=self.now(),
         )
 
+    @checked
     async def export_to(
         self, target: Target, user_id: str, session_id: str | None, progress: Progress | None = None
     ) -> TransferReport:
@@ -269,6 +272,7 @@ class Storage:
             counts = await self._exporter.export(file, user_id, session_id, progress)
         return TransferReport(counts["session"], counts["message"], counts["record"])
 
+    @checked
     async def import_from(
         self, source: Target, user_id: str, session_id: str | None, progress: Progress | None = None
     ) -> TransferReport:
@@ -276,6 +280,7 @@ class Storage:
         with reading(source) as file:
             return await self._importer.load(file, user_id, session_id, progress)
 
+    @checked
     async def reindex(
         self,
         embed_model: BaseEmbedding,
@@ -315,6 +320,7 @@ class Storage:
         """How the index outside the database stands: what it has yet to be told, and the kind of its last failure."""
         return IndexState() if self._keeper is None else await self._keeper.state()
 
+    @checked
     async def sync_index(self, progress: SyncProgress | None = None, *, again: bool = False) -> IndexState:
         """Tell the index outside the database everything that it has not been told, as when it is new.
 
@@ -367,15 +373,6 @@ def _index_of(vectors: Any) -> VectorIndex:
         allowed="It is a qdrant_client.AsyncQdrantClient, or an object with the methods of VectorIndex.",
         remedy="Pass AsyncQdrantClient(url=…); other vector stores go into VectorMemoryBlock(vector_store=…).",
     )
-
-
-def _check_count(name: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(
-            f"{name}={value!r:.100} was given.",
-            allowed=f"{name} is a whole number from {least}.",
-            remedy="Pass such a number, or leave it out.",
-        )
 
 
 def _address_of(engine: Any) -> Address:

@@ -59,13 +59,24 @@ def resolve_address(given: str | os.PathLike[str] | None) -> Address:
     if isinstance(given, str) and "://" in given:
         return Address(_checked_url(given))
     path = Path(given).expanduser()
-    if not str(given).strip() or path.is_dir() or not path.absolute().parent.is_dir():
+    if not str(given).strip() or not nameable(path) or path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigurationError(
-            f"storage={str(given)!r} was given.",
+            f"storage={str(given)!r:.200} was given.",
             allowed="A path names a database file in a folder that exists.",
             remedy="Create the folder, or pass a path such as './memory.db'.",
         )
     return Address(_sqlite(path))
+
+
+def nameable(path: Path) -> bool:
+    """Whether anything can stand at a path; nothing can under a name that is too long, or behind a file."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def shown_url(url: URL) -> str:

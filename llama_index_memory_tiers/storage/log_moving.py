@@ -9,6 +9,8 @@ from sqlalchemy import and_, bindparam, case, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.records import StoredMessage
+from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.erasing import Eraser
 from llama_index_memory_tiers.storage.log_reading import LogReader
 from llama_index_memory_tiers.storage.packs import raise_epoch
 from llama_index_memory_tiers.storage.rows import (
@@ -18,10 +20,16 @@ from llama_index_memory_tiers.storage.rows import (
     GONE,
     chunks,
 )
+from llama_index_memory_tiers.storage.schema import Tables
 
 
 class LogMover(LogReader):
-    """Changes the status of messages, and what is known about them."""
+    """Changes the status of messages, and what is known about them; takes what `LogReader` takes."""
+
+    def __init__(self, database: Database, tables: Tables) -> None:
+        super().__init__(database, tables)
+        self._tables = tables
+        self._eraser = Eraser(tables)
 
     async def archive(self, user_id: str, session_id: str, seqs: Sequence[int], *, status: str = ARCHIVED) -> int:
         """Move active messages out of the window.
@@ -195,13 +203,15 @@ class LogMover(LogReader):
         )
         user_id = session.scalar_one()
         if status == GONE and moved:
-            await self._forget(connection, user_id, sid)
+            await self._forget(connection, user_id, sid, seqs)
         return moved
 
-    async def _forget(self, connection: AsyncConnection, user_id: str, sid: int) -> None:
-        """Void what was recalled from a session, and what blocks prepare from it right now."""
-        for owner in (f"u:{user_id}", f"s:{sid}") if user_id else (f"s:{sid}",):
-            await raise_epoch(connection, self._tables, owner)
+    async def _forget(self, connection: AsyncConnection, user_id: str, sid: int, seqs: Sequence[int]) -> None:
+        """Delete what messages are found by, and void what blocks prepare from their session right now."""
+        owners = (f"u:{user_id}", f"s:{sid}") if user_id else (f"s:{sid}",)
+        revisions = {owner: await raise_epoch(connection, self._tables, owner) for owner in owners}
+        found = await self._eraser.derived(connection, sid, seqs, kinds=("message",))
+        await self._eraser.delete(connection, found.values(), revisions)
 
     async def recount(self, sid: int, counts: Mapping[int, int], counter: str) -> None:
         """Write token counts that another counter made.

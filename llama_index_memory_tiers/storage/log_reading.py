@@ -65,7 +65,6 @@ class LogReader:
     def __init__(self, database: Database, tables: Tables) -> None:
         self._database = database
         self._cache = _Cache()
-        self._tables = tables
         self._s = s = tables.sessions
         self._m = m = tables.messages
         self._c = tables.cursors
