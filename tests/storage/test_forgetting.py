@@ -479,7 +479,7 @@ async def test_a_reader_in_the_way_of_the_write_ahead_log_is_named_in_the_receip
     storage, reading = make_storage("file"), make_storage("file")
     memory = memory_of(storage)
     await put_numbered(memory, 1, 1)
-    monkeypatch.setattr("llama_index_memory_tiers.storage.forgetting._CHECKPOINT_MILLISECONDS", 20)
+    monkeypatch.setattr("llama_index_memory_tiers.storage.database.CHECKPOINT_MILLISECONDS", 20)
 
     async def look(connection: Any) -> ForgetReceipt:
         await connection.exec_driver_sql("BEGIN")
