@@ -1,4 +1,4 @@
-"""Faults that users of memory systems reported, and the right behaviour; the number names the kind of fault."""
+"""Faults that users of memory systems reported, and the right behaviour."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ def kinds(events: list[Any], name: str) -> list[Any]:
     return [event for event in events if type(event).__name__ == name]
 
 
-# --- 1 to 6: the log ------------------------------------------------------------------------------------------
+# --- the log --------------------------------------------------------------------------------------------------
 
 
 async def test_a_block_shared_by_two_stock_memories_tells_their_sessions_apart() -> None:
-    """Case 1: scope per call; in `TieredMemory` see test_isolation.py."""
+    """Scope per call; in `TieredMemory` see test_isolation.py."""
     block = VectorMemoryBlock(embed_model=None)
     small: dict[str, Any] = {"token_limit": 600, "chat_history_token_ratio": 0.05, "token_flush_size": 1}
     memories = [Memory.from_defaults(session_id=f"chat-{n}", memory_blocks=[block], **small) for n in range(2)]
@@ -139,7 +139,7 @@ async def test_a_block_shared_by_two_stock_memories_tells_their_sessions_apart()
 
 
 async def test_a_block_that_fails_once_fails_no_put_and_loses_nothing(storage: Storage) -> None:
-    """Case 2: raised inside the block's work."""
+    """Raised inside the block's work."""
     failures = ["first try"]
 
     def once(_: Any) -> None:
@@ -159,7 +159,7 @@ async def test_a_block_that_fails_once_fails_no_put_and_loses_nothing(storage: S
 
 
 async def test_a_process_that_dies_inside_a_block_loses_and_doubles_nothing(storage: Storage) -> None:
-    """Case 2: killed inside the block's work."""
+    """Killed inside the block's work."""
     assert in_processes(children.dies_while_absorbing, (place_of(storage), 3)) == [None]
     memory = TieredMemory(storage=storage, session_id="chat", claim_seconds=0.1, memory_blocks=[RecordingBlock()])
     assert len(await memory.amessages()) == 6
@@ -170,7 +170,7 @@ async def test_a_process_that_dies_inside_a_block_loses_and_doubles_nothing(stor
 
 
 async def test_a_cancelled_put_is_whole_or_absent_and_its_neighbours_are_absorbed_once(storage: Storage) -> None:
-    """Case 2: cancelled in the middle, at ever later moments."""
+    """Cancelled in the middle, at ever later moments."""
     gate = Gate()
     gate.opened.set()
     memory = TieredMemory(
@@ -194,7 +194,7 @@ async def test_a_cancelled_put_is_whole_or_absent_and_its_neighbours_are_absorbe
 
 
 async def test_three_processes_on_one_session_archive_and_hand_over_each_message_once(storage: Storage) -> None:
-    """Case 3: 50 tasks in 3 processes; what blocks were given is what was archived, without doubles."""
+    """50 tasks in 3 processes; what blocks were given is what was archived, without doubles."""
     share = 50 if SOAK else 8
     barrier = FORKS.Barrier(3)
     in_processes(children.many_turns, *((place_of(storage), f"p{n}", share, barrier) for n in range(3)))
@@ -230,7 +230,7 @@ async def absorb_all_flushed(memory: TieredMemory) -> None:
 
 @pytest.mark.parametrize("bad", [{"raw": object()}, {"deep": [{"raw": print}]}])
 async def test_a_replacement_that_cannot_be_stored_leaves_the_old_rows(storage: Storage, bad: dict[str, Any]) -> None:
-    """Case 4: replace is atomic."""
+    """Replace is atomic."""
     memory = TieredMemory(storage=storage, session_id="chat")
     store = TieredChatStore(storage)
     await memory.aput_messages(turn(0))
@@ -245,7 +245,7 @@ async def test_a_replacement_that_cannot_be_stored_leaves_the_old_rows(storage: 
 async def test_twenty_first_reads_from_three_processes_make_the_tables_once(
     make_storage: MakeStorage, storage_kind: str
 ) -> None:
-    """Case 5: initialise once."""
+    """Initialise once."""
     storage = make_storage(storage_kind)
     barrier = FORKS.Barrier(3)
     counts = (7, 7, 6)
@@ -255,7 +255,7 @@ async def test_twenty_first_reads_from_three_processes_make_the_tables_once(
 
 
 async def test_an_empty_batch_does_nothing_at_all(storage: Storage, events: list[Any]) -> None:
-    """Case 6: no error, no row, no statement, no event."""
+    """No error, no row, no statement, no event."""
     memory = TieredMemory(storage=storage, session_id="chat", memory_blocks=[RecordingBlock()])
     await storage.aopen()
     before = storage.statements
@@ -266,11 +266,11 @@ async def test_an_empty_batch_does_nothing_at_all(storage: Storage, events: list
     assert await TieredChatStore(storage).get_keys() == []
 
 
-# --- 7 to 12: the window --------------------------------------------------------------------------------------
+# --- the window -----------------------------------------------------------------------------------------------
 
 
 async def test_tool_calls_and_their_results_count_and_flush() -> None:
-    """Case 7: ten calls of 200 words at a limit of 100."""
+    """Ten calls of 200 words at a limit of 100."""
     async with TieredMemory(session_id="chat", tokenizer_fn=words, token_limit=100) as memory:
         for number in range(10):
             call = ToolCallBlock(tool_call_id=f"c{number}", tool_name="write", tool_kwargs={"essay": "word " * 200})
@@ -284,7 +284,7 @@ async def test_tool_calls_and_their_results_count_and_flush() -> None:
 
 
 async def test_a_leading_system_message_stays_when_turns_leave() -> None:
-    """Case 8: flush with a system message first."""
+    """Flush with a system message first."""
     async with TieredMemory(session_id="chat", tokenizer_fn=words, token_limit=60, token_flush_size=10) as memory:
         await memory.aput(said("system", "You answer in rhymes."))
         for number in range(12):
@@ -300,7 +300,7 @@ async def test_a_leading_system_message_stays_when_turns_leave() -> None:
 
 
 async def test_a_larger_priority_number_is_cut_first() -> None:
-    """Case 9: three blocks over budget."""
+    """Three blocks over budget."""
     three = [StaticMemoryBlock(name=f"p{n}", priority=n, static_content=f"level{n} " * 20) for n in (2, 0, 1)]
     shown = {}
     for limit in (30, 50, 75):
@@ -317,7 +317,7 @@ async def test_a_larger_priority_number_is_cut_first() -> None:
 async def test_a_memory_is_taken_up_again_after_its_handle_went_through_json(
     make_storage: MakeStorage, storage_kind: str
 ) -> None:
-    """Case 10: handle → JSON → the same memory, in a new process or not."""
+    """Handle → JSON → the same memory, in a new process or not."""
     storage = make_storage(storage_kind)
     first = TieredMemory(
         storage=storage,
@@ -372,7 +372,7 @@ class Prose(MockLLM):
 
 
 async def test_prose_instead_of_a_condensed_list_wipes_nothing_and_is_not_asked_for_ever() -> None:
-    """Case 12: three times over the cap, three times an essay."""
+    """Three times over the cap, three times an essay."""
     model = Prose()
     facts = FactExtractionMemoryBlock(llm=model, max_facts=3, absorb_every=1)
     async with TieredMemory(session_id="chat", delivery="inline", memory_blocks=[facts]) as memory:
@@ -391,11 +391,11 @@ async def test_prose_instead_of_a_condensed_list_wipes_nothing_and_is_not_asked_
         assert "subject number 5" in contents["ExtractedFacts"]
 
 
-# --- 23, 24 ---------------------------------------------------------------------------------------------------
+# --- what is reported, and times ------------------------------------------------------------------------------
 
 
 async def test_only_what_was_stored_is_reported_as_stored(storage: Storage, events: list[Any]) -> None:
-    """Case 23: the store refuses one of three, here because it has it already."""
+    """The store refuses one of three, here because it has it already."""
     memory = TieredMemory(storage=storage, session_id="chat")
     await memory.aput(said("user", "one"), uid="a")
     await memory.aput_messages([said("user", word) for word in ("one", "two", "three")], uids=["a", "b", "c"])
@@ -423,7 +423,7 @@ class Twice(RecordingBlock):
 async def test_records_of_which_the_database_refuses_one_are_neither_written_nor_reported(
     storage: Storage, events: list[Any]
 ) -> None:
-    """Case 23: one of three records; all or none, and the batch still waits."""
+    """One of three records; all or none, and the batch still waits."""
     memory = TieredMemory(storage=storage, session_id="chat", delivery="inline", memory_blocks=[Twice()])
     await write_records(storage, "u:somebody", [NewRecord(id="taken", kind="heard", text="mine")])
     await memory.aput_messages(turn(0))
@@ -451,7 +451,7 @@ TOKYO = timezone(timedelta(hours=9))
 
 
 async def test_times_are_kept_as_moments_and_shown_in_the_speakers_zone(storage: Storage) -> None:
-    """Case 24: half past midnight in Tokyo is the day before in UTC; a naive time is UTC."""
+    """Half past midnight in Tokyo is the day before in UTC; a naive time is UTC."""
     memory = TieredMemory(storage=storage, session_id="chat", memory_blocks=[VectorMemoryBlock(embed_model=None)])
     moments = [
         datetime(2026, 5, 8, 0, 30, tzinfo=TOKYO),
@@ -480,7 +480,7 @@ async def shown_of(memory: TieredMemory) -> str:
 
 
 async def test_a_filter_by_day_is_a_filter_by_moments(storage: Storage) -> None:
-    """Case 24: what was said at 00:30 in Tokyo belongs to the 8th there, and to the 7th in UTC."""
+    """What was said at 00:30 in Tokyo belongs to the 8th there, and to the 7th in UTC."""
     said_at = datetime(2026, 5, 8, 0, 30, tzinfo=TOKYO)
     record = NewRecord(id="r", kind="fact", text="x", said_at=said_at, terms=analyse("the kettle broke"))
     await write_records(storage, "u:logan", [record])
@@ -496,11 +496,11 @@ async def test_a_filter_by_day_is_a_filter_by_moments(storage: Storage) -> None:
     assert await found(datetime(2026, 5, 8), datetime(2026, 5, 9, tzinfo=timezone.utc)) == 0  # noqa: DTZ001
 
 
-# --- 27 to 32: processes, loops, connections ------------------------------------------------------------------
+# --- processes, loops, connections ----------------------------------------------------------------------------
 
 
 async def test_nothing_is_ever_sent_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Case 27: no telemetry; whoever asks for an address or connects is noted."""
+    """No telemetry; whoever asks for an address or connects is noted."""
     asked: list[Any] = []
     for name in ("getaddrinfo", "gethostbyname", "create_connection"):
         monkeypatch.setattr(socket, name, lambda *given, **_: asked.append(given))
@@ -524,7 +524,7 @@ async def test_nothing_is_ever_sent_anywhere(monkeypatch: pytest.MonkeyPatch, tm
 
 
 async def test_four_processes_write_at_once_and_nobody_meets_a_locked_database(storage: Storage) -> None:
-    """Case 28: write-ahead log, busy timeout, one writer at a time."""
+    """Write-ahead log, busy timeout, one writer at a time."""
     count = 200 if SOAK else 40
     barrier = FORKS.Barrier(4)
     in_processes(children.puts, *((place_of(storage), f"p{n}", count, barrier) for n in range(4)))
@@ -557,7 +557,7 @@ FIVE_MEGABYTES = "The quick brown fox jumps over 12 lazy dogs.\n" * 116_000
 async def test_five_megabytes_are_counted_searched_and_shown_outside_the_loop(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 29: nothing blocks the loop, shown by the thread in which the heavy work ran."""
+    """Nothing blocks the loop, shown by the thread in which the heavy work ran."""
     from llama_index_memory_tiers.blocks.vector import block as vector  # noqa: PLC0415  # patched below
 
     ears = Ears()
@@ -586,7 +586,7 @@ async def test_five_megabytes_are_counted_searched_and_shown_outside_the_loop(
 
 
 async def test_counts_of_another_tokenizer_are_renewed_outside_the_loop(storage: Storage) -> None:
-    """Case 29: a window of 5 MB is recounted."""
+    """A window of 5 MB is recounted."""
     ears = Ears()
     await TieredMemory(storage=storage, session_id="chat", tokenizer_fn=words).aput(said("user", FIVE_MEGABYTES))
     other = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=ears.tokens)
@@ -598,7 +598,7 @@ async def test_counts_of_another_tokenizer_are_renewed_outside_the_loop(storage:
 async def test_messages_of_megabytes_are_written_and_read_as_json_outside_the_loop(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 29: an image or a tool call of megabytes costs the loop neither its JSON nor its reading."""
+    """An image or a tool call of megabytes costs the loop neither its JSON nor its reading."""
     ears = Ears()
 
     def heard(name: str) -> Any:
@@ -662,7 +662,7 @@ class SyncOnly(BaseEmbedding):
 
 
 async def test_a_local_embedding_model_works_outside_the_loop() -> None:
-    """Case 29: LlamaIndex's default runs the synchronous model on the loop; ours must not."""
+    """LlamaIndex's default runs the synchronous model on the loop; ours must not."""
     model = SyncOnly()
     async with TieredMemory(
         session_id="chat", delivery="inline", memory_blocks=[VectorMemoryBlock(embed_model=model)]
@@ -676,7 +676,7 @@ async def test_a_local_embedding_model_works_outside_the_loop() -> None:
 
 
 async def test_a_large_index_is_loaded_outside_the_loop(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 29: thousands of rows are converted in a thread."""
+    """Thousands of rows are converted in a thread."""
     ears = Ears()
     real = catch_up._take_in
 
@@ -693,7 +693,7 @@ async def test_a_large_index_is_loaded_outside_the_loop(storage: Storage, monkey
 
 
 async def test_two_processes_on_one_storage_know_what_the_other_was_told(storage: Storage) -> None:
-    """Case 30: put in one, recall in the other, both ways, while a third has it open."""
+    """Put in one, recall in the other, both ways, while a third has it open."""
     place = place_of(storage)
     here = children.known_user(storage, "here")
     await here.aput_messages([said("user", "My cat is called Ozymandias."), said("assistant", "Nice.")])
@@ -709,7 +709,7 @@ async def test_two_processes_on_one_storage_know_what_the_other_was_told(storage
 
 
 def test_a_forked_process_goes_on_with_the_same_storage_object(make_storage: MakeStorage, storage_kind: str) -> None:
-    """Case 30: a web server forks after the memory was used; parent and child both go on."""
+    """A web server forks after the memory was used; parent and child both go on."""
     storage = make_storage(storage_kind)
     memory = children.known_user(storage, "here")
     memory.put_messages([said("user", "My cat is called Ozymandias."), said("assistant", "Nice.")])
@@ -746,7 +746,7 @@ def memory_close_portal(storage: Storage) -> None:
 
 
 async def test_fifty_tasks_share_two_connections(make_storage: MakeStorage, storage_kind: str) -> None:
-    """Case 31: connections are borrowed per operation, not per memory or task."""
+    """Connections are borrowed per operation, not per memory or task."""
     storage = make_storage(storage_kind, pool_size=2)
     base = TieredMemory(
         storage=storage, session_id="base", user_id="logan", memory_blocks=[VectorMemoryBlock(embed_model=None)]
@@ -770,7 +770,7 @@ async def test_fifty_tasks_share_two_connections(make_storage: MakeStorage, stor
 
 
 async def test_connections_that_the_server_closed_are_replaced_unnoticed(make_storage: MakeStorage) -> None:
-    """Case 32: all backends are terminated between calls, as a restart or an idle timeout does."""
+    """All backends are terminated between calls, as a restart or an idle timeout does."""
     storage, other = make_storage("postgres"), make_storage("postgres", pool_size=1)
     memory = TieredMemory(
         storage=storage, session_id="chat", delivery="inline", memory_blocks=[VectorMemoryBlock(embed_model=None)]
@@ -795,7 +795,7 @@ async def test_connections_that_the_server_closed_are_replaced_unnoticed(make_st
     assert texts(await memory.amessages()) == [content for n in range(4) for content in texts(turn(n))]
 
 
-# --- 34, 41, 42 -----------------------------------------------------------------------------------------------
+# --- updates, expiry, oversize turns, injection ---------------------------------------------------------------
 
 
 class Notes(TieredMemoryBlock):
@@ -840,7 +840,7 @@ class Notes(TieredMemoryBlock):
 async def test_an_update_is_found_by_its_new_text_and_the_old_text_is_missed(
     storage: Storage, wordllama_model: BaseEmbedding
 ) -> None:
-    """Case 34: an update re-embeds; both legs forget the old text."""
+    """An update re-embeds; both legs forget the old text."""
     memory = TieredMemory(
         storage=storage,
         session_id="chat",
@@ -882,7 +882,7 @@ async def test_a_deleted_message_is_not_recalled_again_within_the_same_turn(stor
 
 
 async def test_what_has_expired_is_invisible_at_that_moment_before_any_maintenance(make_storage: MakeStorage) -> None:
-    """Case 34: in the warm index, in a cold one, and in SQL."""
+    """In the warm index, in a cold one, and in SQL."""
     clock = Clock()
     storage = make_storage("file", clock=clock)
     soon = clock.now + timedelta(seconds=60)
@@ -914,7 +914,7 @@ async def test_what_has_expired_is_invisible_at_that_moment_before_any_maintenan
 async def test_one_oversize_turn_is_flushed_around_once_and_not_at_every_message(
     storage: Storage, events: list[Any]
 ) -> None:
-    """Case 41: no repeated compaction after a success."""
+    """No repeated compaction after a success."""
     memory = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=words, token_limit=100)
     await memory.aput_messages(turn(0))
     await memory.aput(said("user", "word " * 200))
@@ -956,7 +956,7 @@ class Copyist(MockLLM):
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("insert_method", ["system", "user"])
 async def test_stored_text_is_data(make_storage: MakeStorage, attack: str, insert_method: str) -> None:
-    """Case 42: it closes no tag, opens none, and forges no message."""
+    """It closes no tag, opens none, and forges no message."""
     storage = make_storage("file")
     memory = TieredMemory(
         storage=storage,
@@ -991,13 +991,13 @@ async def test_stored_text_is_data(make_storage: MakeStorage, attack: str, inser
     await memory.aclose()
 
 
-# --- 47 to 50 -------------------------------------------------------------------------------------------------
+# --- failures, clocks, odd text, damaged rows -----------------------------------------------------------------
 
 
 async def test_a_failure_in_the_background_shows_in_events_reports_and_dead_letters(
     storage: Storage, events: list[Any]
 ) -> None:
-    """Case 47: background failures are not silent."""
+    """Background failures are not silent."""
     outage = Outage()
     blocks = [
         RecordingBlock(name="Away", on_prepare=outage),
@@ -1023,7 +1023,7 @@ async def test_a_failure_in_the_background_shows_in_events_reports_and_dead_lett
 
 
 async def test_a_clock_that_steps_back_changes_no_order(make_storage: MakeStorage, storage_kind: str) -> None:
-    """Case 48: order is that of the session's sequence; the oldest leaves first all the same."""
+    """Order is that of the session's sequence; the oldest leaves first all the same."""
     clock = Clock()
     storage = make_storage(storage_kind, clock=clock)
     memory = TieredMemory(
@@ -1061,7 +1061,7 @@ ODD = {
 
 
 async def test_any_text_is_stored_counted_windowed_and_searched_and_the_rest_survives(storage: Storage) -> None:
-    """Case 49: NUL, surrogate halves, emoji, right-to-left, and ordinary messages between."""
+    """NUL, surrogate halves, emoji, right-to-left, and ordinary messages between."""
     memory = TieredMemory(
         storage=storage,
         session_id="chat",
@@ -1087,7 +1087,7 @@ async def test_any_text_is_stored_counted_windowed_and_searched_and_the_rest_sur
 
 
 async def test_five_megabytes_are_a_message_like_any_other(storage: Storage) -> None:
-    """Case 49: it is kept whole; what does not fit is left out and hides nothing else."""
+    """It is kept whole; what does not fit is left out and hides nothing else."""
     memory = TieredMemory(
         storage=storage,
         session_id="chat",
@@ -1130,7 +1130,7 @@ async def test_five_megabytes_are_a_message_like_any_other(storage: Storage) -> 
 async def test_a_damaged_row_is_skipped_and_reported_and_the_session_goes_on(
     storage: Storage, caplog: pytest.LogCaptureFixture, data: str | None
 ) -> None:
-    """Case 50: the middle one of five messages."""
+    """The middle one of five messages."""
     memory = TieredMemory(
         storage=storage,
         session_id="chat",
@@ -1176,7 +1176,7 @@ async def damage(storage: Storage, *, seq: int, data: str | None) -> None:
 
 
 async def test_a_damaged_row_of_a_block_costs_that_row_only(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
-    """Case 50: terms, vectors and fields of records, cut in the middle."""
+    """Terms, vectors and fields of records, cut in the middle."""
     records = [
         NewRecord(
             id=f"r{n}",

@@ -140,7 +140,7 @@ async def everything_that(memory: TieredMemory, question: str, names: Iterable[s
 
 @pytest.mark.parametrize("kind", ["user", "session"])
 async def test_ids_match_character_by_character(storage: Storage, kind: str) -> None:
-    """Case 33: `john_doe` is neither `john-doe` nor `john%` nor `JOHN_DOE`."""
+    """`john_doe` is neither `john-doe` nor `john%` nor `JOHN_DOE`."""
     base = TieredMemory(
         storage=storage, session_id="base", delivery="inline", memory_blocks=[VectorMemoryBlock(embed_model=None)]
     )
@@ -299,7 +299,7 @@ async def hits_of(memory: TieredMemory, query: IndexQuery, model: str) -> list[A
 async def test_each_leg_of_a_search_alone_finds_no_foreign_row(
     storage: Storage, leg: str, wordllama_model: Any
 ) -> None:
-    """Case 35: scope in every leg of a hybrid search."""
+    """Scope in every leg of a hybrid search."""
     alice, bob = await two_owners(storage, None if leg == "bm25" else wordllama_model)
     model = "" if leg == "bm25" else wordllama_model.model_name
     for memory, own, foreign in ((alice, 1, 2), (bob, 2, 1)):
@@ -369,7 +369,7 @@ async def test_a_vector_store_that_ignores_its_filter_cannot_leak(storage: Stora
 
 
 async def test_a_block_used_without_a_memory_is_told_its_session_each_time() -> None:
-    """Case 1: scope per call; the first session leaves nothing behind in the object."""
+    """Scope per call; the first session leaves nothing behind in the object."""
     block = VectorMemoryBlock(embed_model=None)
     for number in range(6):
         await block.aput(turn(number % 2, number), session_id=f"chat-{number % 2}")

@@ -138,7 +138,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the write-ahead log is emptied",
-        "storage/forgetting.py",
+        "storage/database.py",
         "PRAGMA wal_checkpoint(TRUNCATE)",
         "PRAGMA wal_checkpoint(PASSIVE)",
         f"{FORGETTING}test_the_bytes_of_the_file_hold_no_forgotten_text",

@@ -30,6 +30,7 @@ T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
 
 BUSY_TIMEOUT_SECONDS = 30
+CHECKPOINT_MILLISECONDS = 2000  # a reader is waited for so long before its pages stay
 MAX_TRIES = 10
 FIRST_PAUSE_SECONDS = 0.01
 LONGEST_PAUSE_SECONDS = 1.0
@@ -130,6 +131,25 @@ class Database:
             await connection.exec_driver_sql("SELECT 1")
 
         await self.read(work)
+
+    async def empty_write_ahead_log(self) -> bool:
+        """Empty what SQLite keeps beside the file, in which old pages stand; false when a reader is in the way."""
+        if not self.sqlite:
+            return True
+
+        async def work(connection: AsyncConnection) -> bool:
+            waited = (await connection.exec_driver_sql("PRAGMA busy_timeout")).scalar_one()
+            await connection.exec_driver_sql(f"PRAGMA busy_timeout={CHECKPOINT_MILLISECONDS}")
+            try:
+                row = (await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")).one()
+            finally:
+                await connection.exec_driver_sql(f"PRAGMA busy_timeout={waited}")
+            return not row[0]
+
+        try:
+            return await self.read(work)
+        except StorageError:
+            return False
 
     async def _open(self) -> None:
         """Run `on_open` before the first work; many first uses at once wait for one."""

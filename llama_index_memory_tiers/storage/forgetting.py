@@ -13,7 +13,6 @@ from sqlalchemy import delete, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
-from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.records import Forgotten
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
@@ -36,7 +35,6 @@ STORES = (
 POINTS = "index points"
 """The same, where there is an index outside the database."""
 _KEPT_MICROSECONDS = 86_400_000_000  # a finished job's counts wait so long for the call that began it
-_CHECKPOINT_MILLISECONDS = 2000
 
 
 @dataclass(slots=True)
@@ -164,7 +162,7 @@ class ForgettingStore:
             left |= {} if points is None else {POINTS: points}
         elif await self._has_points(run.owners):
             done[POINTS] = 0  # and unknown how many are left: whoever has the index deletes them
-        left |= {"write-ahead log": 0} if await self._checkpoint() else {}
+        left |= {"write-ahead log": 0} if await self._database.empty_write_ahead_log() else {}
         return Outcome(done, left, moved_back=run.moved_back)
 
     async def resume(self) -> None:
@@ -384,25 +382,6 @@ class ForgettingStore:
         k = self._t.marks
         parts = chunks(sorted(owners))
         return any([await self._read(select(k.c.owner).where(k.c.owner.in_(part)).limit(1)) for part in parts])
-
-    async def _checkpoint(self) -> bool:
-        """Empty SQLite's write-ahead log, in which the old pages stand; false when a reader is in the way."""
-        if not self._database.sqlite:
-            return True
-
-        async def work(connection: AsyncConnection) -> bool:
-            waited = (await connection.exec_driver_sql("PRAGMA busy_timeout")).scalar_one()
-            await connection.exec_driver_sql(f"PRAGMA busy_timeout={_CHECKPOINT_MILLISECONDS}")
-            try:
-                row = (await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")).one()
-            finally:
-                await connection.exec_driver_sql(f"PRAGMA busy_timeout={waited}")
-            return not row[0]
-
-        try:
-            return await self._database.read(work)
-        except StorageError:
-            return False
 
     async def _overwriting(self, connection: AsyncConnection) -> None:
         """Have SQLite overwrite what it deletes, on a connection of the user's engine as well."""

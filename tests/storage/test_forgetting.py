@@ -133,7 +133,7 @@ async def test_a_forgotten_message_leaves_no_text_in_any_table(storage: Storage)
 
 
 async def test_forgetting_a_session_reaches_that_session_only(storage: Storage) -> None:
-    """Case 21: delete A, count B."""
+    """Delete A, count B."""
     memory = memory_of(storage)
     others = [memory.for_session("other"), memory.for_session("chat", user_id="bob"), memory_of(storage, user_id=None)]
     for each in (memory, *others):
@@ -484,7 +484,7 @@ async def test_a_reader_in_the_way_of_the_write_ahead_log_is_named_in_the_receip
     storage, reading = make_storage("file"), make_storage("file")
     memory = memory_of(storage)
     await put_numbered(memory, 1, 1)
-    monkeypatch.setattr("llama_index_memory_tiers.storage.forgetting._CHECKPOINT_MILLISECONDS", 20)
+    monkeypatch.setattr("llama_index_memory_tiers.storage.database.CHECKPOINT_MILLISECONDS", 20)
 
     async def look(connection: Any) -> ForgetReceipt:
         await connection.exec_driver_sql("BEGIN")
@@ -532,7 +532,6 @@ async def test_a_block_with_data_elsewhere_is_told_what_is_gone(storage: Storage
 async def test_a_failed_deletion_elsewhere_stays_pending_says_so_and_is_tried_at_the_next_start(
     make_storage: MakeStorage, storage_kind: str
 ) -> None:
-    """Case 22."""
     memory = memory_of(make_storage(storage_kind), Shelf(broken=True))
     await put_numbered(memory, 1, 2)
     receipt = await memory.aforget(ids=["a1", "q2"])

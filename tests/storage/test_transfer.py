@@ -95,7 +95,7 @@ async def sizes(storage: Storage) -> dict[str, int]:
 async def test_export_import_export_is_identical_and_a_second_import_changes_nothing(
     make_storage: MakeStorage, storage_kind: str
 ) -> None:
-    """Case 45, from each database to the other."""
+    """From each database to the other."""
     source = memory_of(make_storage(storage_kind))
     await fill(source)
     first = await exported(source)

@@ -1,4 +1,4 @@
-"""Databases of every earlier version open, keep what they hold, and go on; case 44.
+"""Databases of every earlier version open, keep what they hold, and go on.
 
 `fixtures/schema_v<number>_<database>.sql` are dumps that the release with that schema wrote; `schema_v<number>.jsonl`
 is what they hold: an export of the user `ada`. A release with a new schema version adds its own and edits none.
