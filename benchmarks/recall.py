@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import random
+import time
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median, quantiles
 
 import numpy as np
 
 from benchmarks.timing import table, timed
-from llama_index_memory_tiers import Storage
+from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads
 from llama_index_memory_tiers.storage import Entry, IndexQuery
+from llama_index_memory_tiers.testing import HashEmbedding
 from llama_index_memory_tiers.text import analyse
 
 DIMENSIONS = 256
 WORDS = [f"word{number}" for number in range(5000)]
 SHOWN = 30
+GETS = 200
+_MODEL = HashEmbedding(dimensions=DIMENSIONS)
 
 
 async def report(directory: Path, *, quick: bool, postgres: str | None) -> str:
@@ -34,12 +39,55 @@ async def report(directory: Path, *, quick: bool, postgres: str | None) -> str:
     rows = [["SQLite", *await _measure(str(directory / "recall.db"), mine, others)]]
     if postgres is not None:
         rows.append(["PostgreSQL", *await _measure(postgres, mine, others)])
+    gets = await _gets(directory, quick=quick)
     return (
         f"## Recall\n\nWall milliseconds of one hybrid recall over {mine} records of one user, with "
         f"{others * mine} of others beside them; {SHOWN} texts read. First: nobody has ever asked, rows are read one "
         "by one. Cold: a new process, which reads the packed index. Warm: the index is in memory.\n\n"
         + table(["", "first", "cold", "warm"], rows)
+        + "\n\n"
+        + gets
     )
+
+
+async def _gets(directory: Path, *, quick: bool) -> str:
+    """`aget` of one user, alone and beside others; embeddings are hashes, which cost next to nothing."""
+    mine, others = (500, 2) if quick else (5_000, 20)
+    path, rows = directory / "gets.db", []
+    numbers = random.Random(4)
+    for users in (0, others):
+        async with Storage(path) as storage:
+            for user in range(users + 1) if not users else range(1, users + 1):
+                await _fill(storage, f"u:{user}", mine, numbers, model=_MODEL.model_name, block="RetrievedMessages")
+        rows.append([f"{users * mine}", *await _asked(path, numbers)])
+    growth = float(rows[1][2]) / float(rows[0][2])
+    return (
+        f"Wall milliseconds of `aget` at 4 000 tokens over {mine} records of the user, index in memory, by records of "
+        f"others in the database. The 95th percentile grows by {growth:.2f} ×.\n\n"
+        + table(["records of others", "median", "p95", "CPU, mean"], rows)
+    )
+
+
+async def _asked(path: Path, numbers: random.Random) -> list[str]:
+    times: list[float] = []
+    cpu = 0.0
+    async with Storage(path) as storage:
+        memory = TieredMemory(
+            storage=storage,
+            user_id="0",
+            session_id="asking",
+            token_limit=4000,
+            memory_blocks=[VectorMemoryBlock(embed_model=_MODEL)],
+        )
+        for _ in range(GETS + 1):
+            question = " ".join(numbers.sample(WORDS[:500], 5))
+            start, spent = time.perf_counter(), time.process_time()
+            context = await memory.aget(question)
+            times.append((time.perf_counter() - start) * 1e3)
+            cpu += (time.process_time() - spent) * 1e3 if len(times) > 1 else 0.0
+            assert "word" in (context[0].content or "")
+    warm = times[1:]
+    return [f"{median(warm):.1f}", f"{quantiles(warm, n=20)[-1]:.1f}", f"{cpu / GETS:.1f}"]
 
 
 async def _measure(address: str, mine: int, others: int) -> tuple[str, str, str]:
@@ -68,7 +116,9 @@ async def _measure(address: str, mine: int, others: int) -> tuple[str, str, str]
     return f"{first:.0f}", f"{sorted(colds)[2]:.0f}", f"{warm:.1f}"
 
 
-async def _fill(storage: Storage, owner: str, count: int, numbers: random.Random) -> None:
+async def _fill(
+    storage: Storage, owner: str, count: int, numbers: random.Random, *, model: str = "bench", block: str = "bench"
+) -> None:
     texts = [" ".join(numbers.choices(WORDS, k=12)) for _ in range(count)]
     vectors = np.random.default_rng(numbers.randrange(2**32)).normal(size=(count, DIMENSIONS))
     for start in range(0, count, 1000):
@@ -84,13 +134,13 @@ async def _fill(storage: Storage, owner: str, count: int, numbers: random.Random
                 terms=analyse(text),
                 tokens=30,
                 vector=tuple(vectors[start + at].tolist()),
-                model="bench",
+                model=model,
             )
             for at, text in enumerate(part)
         )
         epoch = await storage.records.epoch(owner)
         await storage.records.commit(
-            owner, "bench", epoch=epoch, fence=_always, reads=Reads(), merge=lambda _, new=records: Changes(add=new)
+            owner, block, epoch=epoch, fence=_always, reads=Reads(), merge=lambda _, new=records: Changes(add=new)
         )
 
 

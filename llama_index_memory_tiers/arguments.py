@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import StaticMemoryBlock
 from llama_index.core.memory.memory import (
-    DEFAULT_FLUSH_SIZE,
     DEFAULT_MEMORY_BLOCKS_TEMPLATE,
     DEFAULT_TOKEN_LIMIT,
     BaseMemoryBlock,
@@ -22,7 +20,8 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from llama_index.core.utils import get_tokenizer
 
-from llama_index_memory_tiers.budget import TokenBudget, TokenCounter
+from llama_index_memory_tiers.budget import TokenBudget, TokenCounter, usual_flush
+from llama_index_memory_tiers.checks import check_number, check_whole
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.retention import checked_policies
@@ -180,7 +179,7 @@ def check_request(asked: Any, messages: Any, initial_token_count: Any) -> None:
             allowed="It is a list of ChatMessages.",
             remedy="Write messages=[ChatMessage(…)], or leave it out for the window.",
         )
-    _whole({"initial_token_count": initial_token_count}, "initial_token_count", least=0)
+    check_whole("initial_token_count", initial_token_count, least=0)
 
 
 def _apply_budget(fields: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -202,8 +201,8 @@ def _apply_budget(fields: dict[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(fields: dict[str, Any]) -> None:
-    _whole(fields, "token_limit", least=1)
-    _whole(fields, "reserve_tokens", least=0)
+    check_whole("token_limit", fields["token_limit"], least=1)
+    check_whole("reserve_tokens", fields["reserve_tokens"], least=0)
     if fields["reserve_tokens"] >= fields["token_limit"]:
         raise ConfigurationError(
             f"reserve_tokens={fields['reserve_tokens']} was given with token_limit={fields['token_limit']}.",
@@ -211,41 +210,21 @@ def _check_numbers(fields: dict[str, Any]) -> None:
             remedy="Lower reserve_tokens or raise token_limit.",
         )
     limit = fields["token_limit"]
+    check_number("chat_history_token_ratio", fields["chat_history_token_ratio"], least=0.0, most=1.0)
     if fields["token_flush_size"] is None:
-        fields["token_flush_size"] = max(1, min(DEFAULT_FLUSH_SIZE, limit // 10))
-    _whole(fields, "token_flush_size", least=1)
+        budget = fields["budget"] or TokenBudget(limit, fields["reserve_tokens"])
+        fields["token_flush_size"] = usual_flush(limit, budget.window_tokens(fields["chat_history_token_ratio"]))
+    check_whole("token_flush_size", fields["token_flush_size"], least=1)
     if fields["token_flush_size"] > limit:
         fields["token_flush_size"] = max(1, limit // 10)  # as stock does
     if fields["window_messages"] is not None:
-        _whole(fields, "window_messages", least=1)
+        check_whole("window_messages", fields["window_messages"], least=1)
     for name in ("image", "audio", "video", "document"):
-        _whole(fields, f"{name}_token_size_estimate", least=0)
-    _real(fields, "chat_history_token_ratio", least=0.0, most=1.0)
-    _real(fields, "claim_seconds", least=0.05, most=86_400.0)
+        check_whole(f"{name}_token_size_estimate", fields[f"{name}_token_size_estimate"], least=0)
+    check_number("claim_seconds", fields["claim_seconds"], least=0.05, most=86_400.0)
     if fields["maintain_every"] is not None:
-        _real(fields, "maintain_every", least=1.0, most=366 * 86_400.0)
+        check_number("maintain_every", fields["maintain_every"], least=1.0, most=366 * 86_400.0)
     fields["retention"] = checked_policies(fields["retention"])
-
-
-def _whole(fields: Mapping[str, Any], name: str, *, least: int) -> None:
-    value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(
-            f"{name}={value!r} was given.",
-            allowed=f"{name} is a whole number from {least}.",
-            remedy=f"Pass such a number, or leave {name} out.",
-        )
-
-
-def _real(fields: Mapping[str, Any], name: str, *, least: float, most: float) -> None:
-    value = fields[name]
-    wrong = isinstance(value, bool) or not isinstance(value, int | float)
-    if wrong or not math.isfinite(value) or not least <= value <= most:
-        raise ConfigurationError(
-            f"{name}={value!r} was given.",
-            allowed=f"{name} is a number from {least:g} to {most:g}.",
-            remedy=f"Pass such a number, or leave {name} out.",
-        )
 
 
 def _check_choices(fields: dict[str, Any]) -> None:

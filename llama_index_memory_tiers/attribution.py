@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
 
 from llama_index_memory_tiers.board import MessageBoard
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.records import Cause, StoredMessage, cause_name
 from llama_index_memory_tiers.storage import codec
 
 
+@runtime_checkable
 class _Run(Protocol):
     """What `AgentWorkflow.run(…)` returns."""
 
@@ -41,6 +43,7 @@ class _Heard:
             self.tools[event.tool_id] = event.tool_name
 
 
+@checked
 async def attributed(
     run: _Run, board: MessageBoard, *, causes: Mapping[str, Cause] | None = None
 ) -> AsyncIterator[Any]:

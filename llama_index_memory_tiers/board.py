@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
+from llama_index_memory_tiers.checks import check_whole, checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Cause, Scope, StoredMessage, cause_name
 from llama_index_memory_tiers.storage import Session, Storage, codec
@@ -83,6 +84,7 @@ class MessageBoard:
 
     # -- changing --------------------------------------------------------------------------------------------
 
+    @checked
     async def add(self, message: ChatMessage, *, uid: str | None = None, **about: Any) -> str | None:
         """Put a message unless an identical one is there; the given object is not changed.
 
@@ -97,6 +99,7 @@ class MessageBoard:
         name = uid if uid is not None else self.storage.ids()
         return name if await self._put([message], [name], distinct=self._distinct, **about) else None
 
+    @checked
     async def add_batch(self, messages: Sequence[ChatMessage], **about: Any) -> list[str]:
         """Put messages in one transaction; identical ones are left out.
 
@@ -112,8 +115,11 @@ class MessageBoard:
         index = await self._fresh()
         return [name for name in names if name in index.ids]
 
+    @checked
     async def delete(self, id: str) -> StoredMessage | None:  # noqa: A002  # as it is called everywhere
-        """Delete a message: its text goes, and what was recalled from it.
+        """Delete a message: its text goes, and what a vector block finds it by.
+
+        What was learnt from it, such as a fact, stays; `TieredMemory.aforget(ids=[…])` reaches that too.
 
         Args:
             id: Its id.
@@ -143,6 +149,7 @@ class MessageBoard:
         """How many messages there are."""
         return len((await self._fresh()).messages)
 
+    @checked
     async def latest(self, k: int = 0) -> list[StoredMessage]:
         """The newest messages, oldest first.
 
@@ -156,8 +163,9 @@ class MessageBoard:
             ConfigurationError: `k` is negative.
         """
         messages = (await self._fresh()).messages
-        return messages[max(0, len(messages) - checked_count(k)) :] if k else list(messages)
+        return messages[max(0, len(messages) - check_whole("k", k, least=0)) :] if k else list(messages)
 
+    @checked
     async def by_cause(self, *causes: Cause | Iterable[Cause]) -> list[StoredMessage]:
         """Messages that something made.
 
@@ -171,6 +179,7 @@ class MessageBoard:
         places = (index.causes.get(name, []) for name in cause_names(causes))
         return [index.messages[at] for at in merge(*places)]
 
+    @checked
     async def by_role(self, role: str | MessageRole) -> list[StoredMessage]:
         """What a role said.
 
@@ -184,10 +193,12 @@ class MessageBoard:
         name = role.value if isinstance(role, MessageRole) else role
         return [index.messages[at] for at in index.roles.get(name, [])]
 
+    @checked
     async def containing(self, text: str) -> list[StoredMessage]:
         """Messages in whose text a string stands, in order."""
         return [message for message in (await self._fresh()).messages if text in message.text]
 
+    @checked
     async def news(
         self, observed: Sequence[StoredMessage | ChatMessage], k: int = 0
     ) -> list[StoredMessage | ChatMessage]:
@@ -211,12 +222,14 @@ class MessageBoard:
             if (_content(self.redacted(one)) not in contents if isinstance(one, ChatMessage) else one.id not in ids)
         ]
 
+    @checked
     async def get(self, id: str) -> StoredMessage | None:  # noqa: A002  # as it is called everywhere
         """One message by its id; `None` when it is not there."""
         index = await self._fresh()
         at = index.ids.get(id)
         return None if at is None else index.messages[at]
 
+    @checked
     async def until(self, seq: int) -> list[StoredMessage]:
         """Messages up to a place in the log, in order.
 
@@ -253,27 +266,6 @@ class MessageBoard:
             index.take(rows)
         self._index = index
         return index
-
-
-def checked_count(k: int) -> int:
-    """A number of messages.
-
-    Args:
-        k: 0 means all.
-
-    Returns:
-        The same.
-
-    Raises:
-        ConfigurationError: It is negative, or no whole number.
-    """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 0:
-        raise ConfigurationError(
-            f"k={k!r:.100} was given.",
-            allowed="It is a whole number; 0 means all.",
-            remedy="Pass such a number, or leave it out.",
-        )
-    return k
 
 
 def cause_names(causes: Iterable[Cause | Iterable[Cause]]) -> list[str]:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from llama_index_memory_tiers.checks import check_fields, checked
 from llama_index_memory_tiers.errors import ConfigurationError
 
 ROLES = ("user", "assistant", "system")
@@ -42,6 +43,9 @@ class ChatTurn:
     session: str = "chat"
     user: str = "you"
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, slots=True)
 class RecallQuestion:
@@ -63,6 +67,9 @@ class RecallQuestion:
     language: str = ""
     answer: str = ""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Chat:
@@ -78,11 +85,15 @@ class Chat:
     messages: tuple[ChatTurn, ...]
     questions: tuple[RecallQuestion, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def users(self) -> tuple[str, ...]:
         """Everybody who has messages, in the order of their first one."""
         return tuple(dict.fromkeys(message.user for message in self.messages))
 
+    @checked
     def sessions(self, user: str) -> list[list[ChatTurn]]:
         """One list of messages per session, in the order in which the sessions began."""
         found: dict[str, list[ChatTurn]] = {}
@@ -91,12 +102,14 @@ class Chat:
                 found.setdefault(message.session, []).append(message)
         return list(found.values())
 
+    @checked
     def texts(self, ids: Sequence[str]) -> list[str]:
         """What the messages with these ids say."""
         wanted = set(ids)
         return [message.text for message in self.messages if message.id in wanted]
 
 
+@checked
 def read_chat_file(path: str | os.PathLike[str]) -> Chat:
     """Read somebody's own chat.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock, ToolCallBlock
@@ -29,21 +29,6 @@ class PlainText(NamedTuple):
     role: MessageRole
     texts: tuple[str, ...]
 
-    def message(self) -> ChatMessage:
-        """Make the message, unvalidated as the put has done that; each call makes a new one."""
-        blocks: list[ContentBlock] = []
-        for text in self.texts:
-            block = object.__new__(TextBlock)
-            fields = block.__dict__
-            fields["block_type"], fields["text"] = "text", text
-            _complete(block, TEXT_FIELDS)
-            blocks.append(block)
-        made = object.__new__(ChatMessage)
-        fields = made.__dict__
-        fields["role"], fields["additional_kwargs"], fields["blocks"] = self.role, {}, blocks
-        _complete(made, _MESSAGE_FIELDS)
-        return made
-
 
 Source = PlainText | ChatMessage
 """What a message is made from; a `ChatMessage` among them is never handed out."""
@@ -67,7 +52,7 @@ def clone(message: ChatMessage) -> ChatMessage:
         A deep copy; text is copied in a fifth of the time of `model_copy(deep=True)`.
     """
     plain = plain_text(message)
-    return plain.message() if plain is not None else message.model_copy(deep=True)
+    return fresh((plain,))[0] if plain is not None else message.model_copy(deep=True)
 
 
 def calls_tool(message: ChatMessage) -> bool:
@@ -77,10 +62,41 @@ def calls_tool(message: ChatMessage) -> bool:
     )
 
 
-def _complete(model: BaseModel, names: set[str]) -> None:
-    _set_fields(model, names)  # shared: it holds all that could ever be added to it
-    _set_extra(model, None)
-    _set_private(model, None)
+def fresh(sources: Iterable[Source]) -> list[ChatMessage]:
+    """Make messages that nobody else holds, unvalidated as the put has done that.
+
+    Written as one loop: a window has a thousand messages, and a call for each part of each would take a third longer.
+
+    Args:
+        sources: What they are made from.
+
+    Returns:
+        New messages, the caller's to change.
+    """
+    new = object.__new__
+    made: list[ChatMessage] = []
+    with many_objects():
+        for source in sources:
+            if not isinstance(source, PlainText):
+                made.append(clone(source))
+                continue
+            blocks: list[ContentBlock] = []
+            for text in source.texts:
+                block = new(TextBlock)
+                fields = block.__dict__
+                fields["block_type"], fields["text"] = "text", text
+                _set_fields(block, TEXT_FIELDS)  # shared: it holds all that could ever be added to it
+                _set_extra(block, None)
+                _set_private(block, None)
+                blocks.append(block)
+            message = new(ChatMessage)
+            fields = message.__dict__
+            fields["role"], fields["additional_kwargs"], fields["blocks"] = source.role, {}, blocks
+            _set_fields(message, _MESSAGE_FIELDS)
+            _set_extra(message, None)
+            _set_private(message, None)
+            made.append(message)
+    return made
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
 from llama_index_memory_tiers.blocks.absorbing import BUSY, Consumer, Due, Step, absorb, absorb_letter
 from llama_index_memory_tiers.budget import TokenCounter
@@ -25,6 +26,8 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
 _DRAINED_USERS = 10_000
 _KNOWN_SESSIONS = 10_000
+# Sessions of a loop that are read at once in the background; what waits, waits in the log and takes no memory.
+_AT_ONCE = 32
 # Words of 100 turns are absorbed in about half a second; an answer does not wait longer for an embedding service.
 _FRESHEN_SECONDS = 2.0
 
@@ -96,6 +99,7 @@ class Delivery:
         self._drained: OrderedDict[str, None] = OrderedDict()
         self._attached: OrderedDict[Key, None] = OrderedDict()
         self._pauses: OrderedDict[Key, dict[str, _Pause]] = OrderedDict()
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._closed = False
 
     @property
@@ -169,8 +173,9 @@ class Delivery:
 
     async def _run(self, key: Key, worker: _Worker) -> None:
         while True:
-            worker.again.clear()
-            await self.deliver(key, silent_seconds=worker.silent_seconds, without=self._resting(key))
+            async with self._slot():
+                worker.again.clear()
+                await self.deliver(key, silent_seconds=worker.silent_seconds, without=self._resting(key))
             pauses = self._pauses.get(key)
             if pauses:
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -181,6 +186,9 @@ class Delivery:
                 if self._workers.get(key) is worker:
                     del self._workers[key]
                 return
+
+    def _slot(self) -> asyncio.Semaphore:
+        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
 
     def _resting(self, key: Key) -> dict[str, _Pause]:
         now = asyncio.get_running_loop().time()
@@ -264,7 +272,8 @@ class Delivery:
         for session in await self._storage.log.behind(user_id, self.keys):
             silent_seconds = max(0.0, (now - session.last_put_at) / 1e6)
             key = (user_id, session.session_id)
-            await self._deliver(session, Due(silent_seconds=silent_seconds), self._resting(key))
+            async with self._slot():
+                await self._deliver(session, Due(silent_seconds=silent_seconds), self._resting(key))
             if key in self._pauses:
                 self.schedule(key, silent_seconds=silent_seconds)
 

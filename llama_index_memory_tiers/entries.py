@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from pydantic import BaseModel
 
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.copies import clone
@@ -69,7 +70,7 @@ class EntryMaker:
         self,
         created_at: datetime | None = None,
         sent_from: str = "",
-        send_to: Sequence[str] = (),
+        send_to: str | Sequence[str] = (),
         cause_by: Cause = "",
     ) -> About:
         """Check what was told about messages.
@@ -122,8 +123,7 @@ class EntryMaker:
             InvalidMessageError: A message or an id cannot be stored; names it and why.
         """
         ids = self._ids(messages, uids)
-        size = sum(len(message.content or "") for message in messages if isinstance(message, ChatMessage))
-        if size > _THREAD_CHARACTERS:
+        if sum(map(_bulk, messages)) > _THREAD_CHARACTERS:
             return await asyncio.to_thread(self._make, messages, ids, about)
         return self._make(messages, ids, about)
 
@@ -172,6 +172,20 @@ class EntryMaker:
         left = strip_recalled(message)
         # What a person said is kept, even if it looks like nothing but a memory.
         return message if left is None and message.role == MessageRole.USER else left
+
+
+def _bulk(value: object, deep: int = 6) -> int:
+    """About how many characters something has, whatever it is made of; it only decides where the work is done."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    parts: Iterable[object] = ()
+    if isinstance(value, BaseModel):
+        parts = vars(value).values()
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    return sum(_bulk(part, deep - 1) for part in parts) if deep else 0
 
 
 def _several(values: object) -> tuple[Any, ...] | None:

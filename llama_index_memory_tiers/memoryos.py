@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from llama_index_memory_tiers.blocks import HeatMemoryBlock
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.conversation import pair
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.records import aware
+from llama_index_memory_tiers.storage.addresses import nameable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class _Folder:
     agent: tuple[tuple[datetime, str], ...]
 
 
+@checked
 async def import_memoryos(
     memory: TieredMemory,
     folder: str | os.PathLike[str],
@@ -109,7 +112,7 @@ def _read(folder: Path, user: str, assistant: str) -> _Folder:
 
 
 def _children(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return [path for path in folder.iterdir() if path.is_dir()] if nameable(folder) and folder.is_dir() else []
 
 
 def _json(path: Path) -> Any:

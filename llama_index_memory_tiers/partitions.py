@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from typing_extensions import Self
 
+from llama_index_memory_tiers.checks import check_fields, checked
 from llama_index_memory_tiers.errors import ConfigurationError
 
 _MOST_DAYS = 36_525  # a hundred years
@@ -33,6 +34,7 @@ class Partition:
     priority: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not isinstance(self.name, str) or not self.name.strip():
             raise _wrong("name", self.name, "a name with a visible character")
         if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
@@ -99,6 +101,7 @@ class WritePolicy:
         return cls.words(_SIGNALS)
 
     @classmethod
+    @checked
     def words(cls, pattern: str) -> Self:
         """Keep what a regular expression finds, whatever the case.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_tiers.copies import PlainText, Source, calls_tool, clone
+from llama_index_memory_tiers.copies import PlainText, Source, calls_tool, fresh
 from llama_index_memory_tiers.errors import ConfigurationError, InvalidMessageError
 
 Place = tuple[int, int]
@@ -159,8 +159,7 @@ class StoredMessage(NamedTuple):
     @property
     def message(self) -> ChatMessage:
         """The message itself: a new copy each time, yours to change."""
-        source = self.source
-        return source.message() if isinstance(source, PlainText) else clone(source)
+        return fresh((self.source,))[0]
 
     @property
     def role(self) -> MessageRole:

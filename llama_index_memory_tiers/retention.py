@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from llama_index_memory_tiers.checks import check_kind
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.heat import staleness
 from llama_index_memory_tiers.records import Departure
@@ -55,8 +56,7 @@ class _Checked:
         for one in fields(self):  # type: ignore[arg-type]  # every rule is a dataclass
             value = getattr(self, one.name)
             if one.name == "kinds":
-                if isinstance(value, str) or not all(isinstance(kind, str) for kind in value or ()):
-                    raise _refused(self, one.name, value, "kinds is a collection of names, such as ('fact',).")
+                check_kind(one.name, value, Collection[str] | None)
             elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise _refused(self, one.name, value, f"{one.name} is a number from 0.")
             elif one.name == "similarity" and not 0 < value <= 1:

@@ -31,6 +31,9 @@ WINDOW_AFTER = (0.6, 0.3)
 """The same for the messages after: less, as answers follow questions; the difference gains +.005 / 0."""
 CENTROID_ROWS = 20.0
 """The common direction of all vectors is taken off a question as far as there are rows to tell it: half at 20 rows."""
+RELATED = 0.5
+"""Share of a question's word that its related words count, all of them as one; .3 to .8 are alike. +.005 / +.005 with
+a static model, +.005 / +.010 without one."""
 SESSION_BEST = 3
 """A session counts by its three best messages."""
 SITTING_GAP_SECONDS = 6 * 3600.0

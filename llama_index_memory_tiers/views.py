@@ -13,7 +13,8 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_tiers.blocks.absorbing import kept_alive
-from llama_index_memory_tiers.board import MessageBoard, cause_names, checked_count
+from llama_index_memory_tiers.board import MessageBoard, cause_names
+from llama_index_memory_tiers.checks import check_whole, checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Cause, MessageMeta, StoredMessage
 from llama_index_memory_tiers.storage.rows import ACTIVE, ARCHIVED
@@ -117,6 +118,7 @@ class MemoryView:
         """What the role has seen of the causes that it watches, oldest first."""
         return [message for message in await self.history() if message.meta.cause_by in self.watch]
 
+    @checked
     async def history(self, k: int = 0) -> list[StoredMessage]:
         """What the role has seen and said, oldest first.
 
@@ -129,7 +131,7 @@ class MemoryView:
         Raises:
             ConfigurationError: `k` is negative.
         """
-        count = checked_count(k)
+        count = check_whole("k", k, least=0)
         if not self.remember:
             return []
         session = await self.board.session()
@@ -138,6 +140,7 @@ class MemoryView:
         found = [message for message in seen if self._keeps(message.meta)]
         return found[max(0, len(found) - count) :] if count else found
 
+    @checked
     async def say(self, message: ChatMessage, **about: Any) -> str | None:
         """Put a message in the role's name.
 

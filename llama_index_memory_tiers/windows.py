@@ -76,9 +76,9 @@ class LogWindow:
         """See `SessionWindow`."""
         window = await self._storage.log.window(self._user, self._session)
         name = self._counter.name
-        foreign = [stored for stored, made_by in zip(window.messages, window.counters, strict=True) if made_by != name]
-        if not foreign:
+        if window.counters.count(name) == len(window.counters):
             return window
+        foreign = [stored for stored, made_by in zip(window.messages, window.counters, strict=True) if made_by != name]
         counts = await asyncio.to_thread(
             lambda: {stored.seq: self._counter.message(stored.message) for stored in foreign}
         )

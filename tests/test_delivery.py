@@ -32,6 +32,7 @@ from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory
+from llama_index_memory_tiers import delivery as delivery_module
 from llama_index_memory_tiers.errors import StorageUnavailableError
 from llama_index_memory_tiers.records import Batch
 from llama_index_memory_tiers.storage import DeadLetter
@@ -844,3 +845,32 @@ async def test_a_message_said_long_ago_is_delivered_in_the_order_of_the_puts(mak
     await memory.aput(said("user", "second"), created_at=datetime(1999, 1, 1, tzinfo=timezone.utc))
     await memory.aflush()
     assert (await told(memory.storage)).texts == ["first", "second"]
+
+
+async def test_deliveries_that_fall_behind_hold_up_no_put_and_wait_in_the_log(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bounded number of sessions is read at once, however many have something to say."""
+    monkeypatch.setattr(delivery_module, "_AT_ONCE", 3)
+    gate = Gate()
+    running = most = 0
+
+    async def held(batch: Batch) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await gate(batch)
+        running -= 1
+
+    block = RecordingBlock(on_prepare=held)
+    memory = make(block, delivery="background")
+    sessions = [memory.for_session(f"chat {number}", user_id=f"u{number}") for number in range(12)]
+    for number in range(4):
+        await asyncio.gather(*(session.aput_messages(turn(number)) for session in sessions))
+    await until(lambda: running > 0, what="sessions are read")
+    waiting = memory._shared.delivery
+    assert len(waiting._tasks) <= 2 * len(sessions)  # for the session and for its user, whatever was put
+    gate.opened.set()
+    await until(lambda: not waiting._tasks, what="all deliveries have ended")
+    assert 0 < most <= 3
+    assert len((await told(memory.storage)).texts) == 12 * 4 * 2

@@ -17,7 +17,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_tiers import StaticMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers import StaticMemoryBlock, Storage, TieredMemory, TokenBudget, VectorMemoryBlock
 from llama_index_memory_tiers.errors import BudgetError, ConfigurationError
 
 KEY = "sk-proj-4f9Kq2LmZx81BvNc7Tr5Wy3HsD6GjP0aQeRuIoXbM"
@@ -138,6 +138,14 @@ def test_from_defaults_and_the_constructor_agree() -> None:
     large = TieredMemory()
     assert (large.token_limit, large.chat_history_token_ratio, large.token_flush_size) == (30_000, 0.7, 3_000)
     for memory in (one, other, large):
+        memory.close()
+
+
+def test_by_default_a_flush_leaves_half_of_the_window() -> None:
+    small = TieredMemory(token_limit=8000, chat_history_token_ratio=0.1)
+    shared = TieredMemory(budget=TokenBudget(8000, window=300))
+    assert (small.token_flush_size, shared.token_flush_size) == (400, 150)
+    for memory in (small, shared):
         memory.close()
 
 

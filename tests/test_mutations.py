@@ -39,6 +39,13 @@ MUTATIONS = [
         "tests/storage/test_log.py",
     ),
     Mutation(
+        "a server that is away is waited for",
+        "storage/database.py",
+        "not isinstance(error, lasting)",
+        "False",
+        "tests/storage/test_database.py::test_a_server_that_is_away_is_waited_for",
+    ),
+    Mutation(
         "a cursor moves only for the attempt that claimed it",
         "storage/cursors.py",
         '.where(mine, c.c.pos == bindparam("b_lo"), c.c.claim == bindparam("b_me"))',
@@ -117,8 +124,8 @@ MUTATIONS = [
     ),
     Mutation(
         "packed indexes go",
-        "storage/erasing.py",
-        "            await connection.execute(drop_packs(self._t, owner))\n",
+        "storage/packs.py",
+        "    await connection.execute(delete(tables.packs).where(tables.packs.c.owner == owner))\n",
         "",
         f"{FORGETTING}test_packed_indexes_of_before_go",
     ),
@@ -154,8 +161,8 @@ MUTATIONS = [
         "a session that holds something else is refused",
         "storage/importing.py",
         "elif await anext(here, None) != fields:",
-        "elif False:",
-        f"{TRANSFER}test_a_session_that_holds_something_else_is_refused_before_anything_is_stored",
+        "elif await anext(here, None) is None:",
+        f"{TRANSFER}test_what_was_forgotten_does_not_come_back_by_an_import",
     ),
     Mutation(
         "an export of another user is refused",
@@ -165,6 +172,13 @@ MUTATIONS = [
         f"{TRANSFER}test_an_export_of_another_user_is_refused",
     ),
 ]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.guard)
+def test_a_guard_stands_once_and_its_test_is_there(mutation: Mutation) -> None:
+    assert (ROOT / PACKAGE / mutation.file).read_text("utf-8").count(mutation.old) == 1
+    file, _, test = mutation.tests.partition("::")
+    assert f"def {test.partition('[')[0]}" in (ROOT / file).read_text("utf-8")
 
 
 @pytest.mark.skipif(os.environ.get("MEMORY_TIERS_SOAK") != "1", reason="an hour of tests: make soak")

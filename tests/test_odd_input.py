@@ -61,7 +61,7 @@ async def test_a_fact_with_such_a_time_is_refused_and_blinds_nobody(storage: Sto
     block = FactExtractionMemoryBlock(extractor=lambda _: [])
     facts = block.of(memory_with(storage, block))
     await facts.add("Ann likes plums.")
-    with pytest.raises(InvalidMessageError, match=name):
+    with pytest.raises(MemoryTiersError, match=name):
         await facts.add("poison", **{name: when})
     assert [fact.text for fact in await facts.all()] == ["Ann likes plums."]
 
@@ -72,6 +72,14 @@ async def test_a_fact_with_such_a_time_is_refused_and_blinds_nobody(storage: Sto
 def test_a_partition_that_could_not_absorb_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(field))):
         Partition("facts", **field)
+
+
+@pytest.mark.parametrize("seconds", [1e300, 1e13])
+def test_a_span_that_no_clock_can_show_is_refused(seconds: float, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="interrupted_after_seconds"):
+        EpisodicMemoryBlock(embed_model=None, interrupted_after_seconds=seconds)
+    with pytest.raises(ConfigurationError, match="recent_days"):
+        JournalMemoryBlock(directory=tmp_path, recent_days=int(seconds))
 
 
 async def test_a_plan_that_is_too_long_is_refused_and_notes_stay(storage: Storage) -> None:
@@ -155,6 +163,7 @@ async def test_a_person_is_forgotten_in_all_windows_of_a_foreign_store(tmp_path:
     assert await other.aget_all() == []
     assert len(await bob.aget_all()) == 1
     await memory.aclose()
+    assert store._async_engine is not None
     await store._async_engine.dispose()
 
 

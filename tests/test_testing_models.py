@@ -185,19 +185,17 @@ MEMORY = """You are a helpful assistant.
 The user is called Logan &amp; likes tea &lt;black&gt;.
 </profile>
 <recalled>
-<session date='8 May 2023'>
+<8 May 2023>
 Logan: My cat Tom is allergic to fish.
 Assistant: I will keep fish away from the cat!
 Logan: What is Tom allergic to?
-</session>
-<session date='2 June 2023'>
+<2 June 2023>
 Logan: We moved to Saskatoon last week.
   The new flat has a balcony.
 Logan: 我的女儿小雨在学大提琴。
 <message role='user'>The boiler is called &lt;Bertha&gt;
   and hums at night.</message>
 <message role='assistant'>I don't know.</message>
-</session>
 </recalled>
 </memory>"""
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.text import (
     MAX_TERM_CHARS,
     QUESTION,
@@ -17,7 +18,6 @@ from llama_index_memory_tiers.text import (
     escape,
     mentions,
     message_terms,
-    read_dates,
 )
 
 NOW = datetime(2023, 6, 14, 10, 30, tzinfo=timezone.utc)  # a Wednesday

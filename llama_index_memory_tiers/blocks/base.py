@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from inspect import isclass
 from typing import Any, ClassVar, Literal, get_args
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.utils import get_tokenizer
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 from typing_extensions import Self
 
 from llama_index_memory_tiers.blocks.absorbing import Due, Trigger, absorb
 from llama_index_memory_tiers.budget import Item, TokenCounter, section_text
+from llama_index_memory_tiers.checks import check_kind, checked
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
 from llama_index_memory_tiers.records import Batch, Changes, Forgotten, Place, Reads, Record, Scope, aware
 from llama_index_memory_tiers.retention import Holding
@@ -85,11 +88,8 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
     _own: Storage | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: Any) -> None:
-        _check_fields(type(self), fields)
-        try:
+        with checked_fields(type(self), fields):
             super().__init__(**fields)
-        except ValidationError as error:
-            raise _refused(type(self), error) from None
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -221,6 +221,7 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
 
     # -- use in LlamaIndex's own Memory ----------------------------------------------------------------------
 
+    @checked
     async def aput(
         self, messages: list[ChatMessage], from_short_term_memory: bool = False, session_id: str | None = None
     ) -> None:
@@ -305,8 +306,29 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         return self._own
 
 
+@contextmanager
+def checked_fields(block: type[BaseMemoryBlock[Any]], fields: Mapping[str, Any]) -> Iterator[None]:
+    """Refuse what a block cannot be made of, in our words.
+
+    Args:
+        block: What is made inside.
+        fields: Of what.
+
+    Raises:
+        ConfigurationError: Names the argument and its value.
+    """
+    _check_fields(block, fields)
+    try:
+        yield
+    except ValidationError as error:
+        raise _refused(block, error) from None
+
+
 def _check_fields(block: type[BaseMemoryBlock[Any]], fields: Mapping[str, Any]) -> None:
-    """Refuse what pydantic lets pass: a misspelt name, which it ignores, and True, which it takes for 1."""
+    """Refuse what pydantic lets pass: a misspelt name, which it ignores, and True, which it takes for 1.
+
+    Also a mapping, of which it tries to make a model that only a class of its own can be.
+    """
     known = block.model_fields
     unknown = sorted(set(fields) - set(known))
     if unknown:
@@ -323,6 +345,8 @@ def _check_fields(block: type[BaseMemoryBlock[Any]], fields: Mapping[str, Any]) 
                 allowed=f"{name} is a number.",
                 remedy="Pass a number, or leave it out.",
             )
+        if isinstance(value, Mapping) and any(isclass(kind) and issubclass(kind, BaseModel) for kind in kinds):
+            check_kind(name, value, known[name].annotation)
 
 
 def _refused(block: type[BaseMemoryBlock[Any]], error: ValidationError) -> ConfigurationError:

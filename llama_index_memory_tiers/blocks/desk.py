@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import InvalidMessageError
@@ -14,6 +14,7 @@ from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import OwnerReader, Storage, owner_key
 
 
+@runtime_checkable
 class Holder(Protocol):
     """What a block asks of the memory that it is used by."""
 

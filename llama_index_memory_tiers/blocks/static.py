@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from llama_index.core.memory import StaticMemoryBlock as _CoreStaticMemoryBlock
 
+from llama_index_memory_tiers.blocks.base import checked_fields
+
 
 class StaticMemoryBlock(_CoreStaticMemoryBlock):
     """Content that stands in every context, such as who the user is or how to behave.
@@ -21,6 +23,10 @@ class StaticMemoryBlock(_CoreStaticMemoryBlock):
     """
 
     stable: ClassVar[bool] = True
+
+    def __init__(self, **fields: Any) -> None:
+        with checked_fields(type(self), fields):
+            super().__init__(**fields)
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """What `repr` shows: not the content, which may be private."""

@@ -17,6 +17,7 @@ from llama_index_memory_tiers.blocks.base import Query
 from llama_index_memory_tiers.blocks.by_hand import HandWrittenBlock
 from llama_index_memory_tiers.blocks.desk import Desk, Holder
 from llama_index_memory_tiers.budget import Item
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record
 from llama_index_memory_tiers.storage import OwnerReader, codec
@@ -130,6 +131,7 @@ class WorkingMemory:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
+    @checked
     def task(self, name: str) -> Task:
         """A task, opened by `async with`; one that is open already, perhaps since before a restart, goes on.
 
@@ -192,6 +194,7 @@ class Task:
         if error is None and not self._kept:
             await self.confirm()
 
+    @checked
     async def note(self, text: str) -> None:
         """Write a note down.
 
@@ -203,6 +206,7 @@ class Task:
         """
         await self._write("note", [text])
 
+    @checked
     async def plan(self, *steps: str) -> None:
         """Write the plan down, in place of the one before.
 
@@ -214,6 +218,7 @@ class Task:
         """
         await self._write("plan", steps)
 
+    @checked
     async def result(self, text: str) -> None:
         """Write a result down.
 

@@ -7,6 +7,7 @@ from llama_index_memory_tiers.budget.flushing import (
     SYSTEM_ROLES,
     WindowRow,
     plan_flush,
+    usual_flush,
     window_row,
 )
 from llama_index_memory_tiers.budget.items import (
@@ -20,8 +21,9 @@ from llama_index_memory_tiers.budget.items import (
     section_text,
     tag_name,
 )
-from llama_index_memory_tiers.budget.packing import Packer, Render, WindowPlan
+from llama_index_memory_tiers.budget.packing import Packer, Render
 from llama_index_memory_tiers.budget.shares import TokenBudget, widened
+from llama_index_memory_tiers.budget.window_plan import WindowPlan
 
 __all__ = [
     "ANSWERING_ROLES",
@@ -44,6 +46,7 @@ __all__ = [
     "plan_flush",
     "section_text",
     "tag_name",
+    "usual_flush",
     "widened",
     "window_row",
 ]

@@ -11,6 +11,7 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     ToolCallBlock,
 )
+from llama_index.core.memory.memory import DEFAULT_FLUSH_SIZE
 
 SYSTEM_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
 RESULT_ROLES = (MessageRole.TOOL, MessageRole.FUNCTION)
@@ -109,6 +110,19 @@ def plan_flush(
         moved.extend(row.seq for row in turn)
         moved_tokens += size
     return tuple(moved)
+
+
+def usual_flush(limit: int, window: int) -> int:
+    """How many tokens leave the window at once when nothing is said.
+
+    Args:
+        limit: The token limit.
+        window: Tokens that the window may hold.
+
+    Returns:
+        A tenth of the limit, at most 3 000 as in stock, and at most half the window: a small one would be emptied.
+    """
+    return max(1, min(DEFAULT_FLUSH_SIZE, limit // 10, window // 2))
 
 
 def leading(window: Sequence[WindowRow]) -> int:

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ContentBlock,
-    MessageRole,
-    TextBlock,
-)
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
 from llama_index_memory_tiers.budget.counting import STANDS_ALONE, TokenCounter
-from llama_index_memory_tiers.budget.flushing import (
-    RESULT_ROLES,
-    SYSTEM_ROLES,
-    WindowRow,
-    call_groups,
-    leading,
-    turns_or_groups,
-    window_row,
-)
-from llama_index_memory_tiers.budget.items import LeftOut, Packed, PackedPart, Part, Reason, Row, tag_name
+from llama_index_memory_tiers.budget.items import LeftOut, Packed, Part, Reason, Row, tag_name
+from llama_index_memory_tiers.budget.measuring import Meter, Section
+from llama_index_memory_tiers.budget.window_plan import WindowPlan
 from llama_index_memory_tiers.records import Place
 
 Render = Callable[[Packed], Sequence[ChatMessage]]
@@ -36,54 +22,6 @@ class _Claim(NamedTuple):
 
     section: int  # -1 is the window
     piece: int  # -1 is the one piece of a part
-
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """Messages of the window that come and go together."""
-
-    rows: tuple[int, ...]
-    tokens: int
-    kind: Literal["lead", "newest", "older"]
-
-
-@dataclass(slots=True)
-class _Section:
-    """A part while it is being packed. Its sums are estimates: lines are counted one by one."""
-
-    part: Part
-    frame: int
-    whole: int
-    lines: dict[int, int] = field(default_factory=dict)
-    frames: dict[str | int, int] = field(default_factory=dict)
-    kept: dict[int, None] = field(default_factory=dict)
-    open: dict[str | int, int] = field(default_factory=dict)
-    tokens: int = 0
-
-    def cost(self, index: int) -> int:
-        """What adding this costs now; `kept` does not hold it."""
-        cost = 0 if self.kept else self.frame
-        if index < 0:
-            return cost + self.whole
-        key = self.part.items[index].group or index
-        return cost + self.lines[index] + (0 if self.open.get(key) else self.frames[key])
-
-    def add(self, index: int) -> None:
-        self.tokens += self.cost(index)
-        self.kept[index] = None
-        if index >= 0:
-            key = self.part.items[index].group or index
-            self.open[key] = self.open.get(key, 0) + 1
-
-    def remove(self, index: int) -> None:
-        del self.kept[index]
-        if index >= 0:
-            self.open[self.part.items[index].group or index] -= 1
-        self.tokens -= self.cost(index)
-
-    def packed(self) -> PackedPart:
-        items = tuple(self.part.items[index] for index in sorted(self.kept) if index >= 0)
-        return PackedPart(self.part, items, self.tokens)
 
 
 class Packer:
@@ -124,9 +62,9 @@ class Packer:
         self._render = render
         self._share = limit if window_share is None else window_share
         self._plan = WindowPlan(rows) if plan is None else plan
-        self._meter = _Meter(counter, self._plan.counted)
+        self._meter = Meter(counter, self._plan.counted)
         self._wrapper = self._meter.line("<memory>") + self._meter.text("</memory>")
-        self._sections: list[_Section] = []
+        self._sections: list[Section] = []
         self._order: list[int] = []
         self._journal: list[_Claim] = []
         self._popped: dict[_Claim, int] = {}
@@ -245,7 +183,7 @@ class Packer:
         whole = sum(map(self._meter.message, part.messages))
         whole += sum(line(b.text) if isinstance(b, TextBlock) else self._meter.block(b) for b in part.blocks)
         frame = self._tags(part) if part.blocks or part.items else 0
-        section = _Section(part, frame, whole)
+        section = Section(part, frame, whole)
         for index, item in enumerate(part.items):
             section.lines[index] = line(item.text)
             self._loose = self._loose or not STANDS_ALONE.match(item.text)
@@ -456,101 +394,3 @@ class Packer:
                     yield LeftOut(section.part.name, reason, item)
         for name in self._cut:
             yield LeftOut(name, "cut")
-
-
-class WindowPlan:
-    """A window cut into pieces that come and go together; it holds until the window changes.
-
-    Args:
-        rows: The window, oldest first.
-    """
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = rows
-        self.tokens = sum(row.tokens for row in rows)
-        """Size of the whole window."""
-        self.places = frozenset(row.place for row in rows if row.place is not None)
-        """Where its messages stand in the log."""
-        self.counted = {id(row.message): (row.message, row.tokens) for row in rows}
-        """Messages and their sizes, by identity."""
-        lead = next((at for at, row in enumerate(rows) if row.message.role not in SYSTEM_ROLES), len(rows))
-        first = next((at for at in range(lead, len(rows)) if rows[at].message.role not in RESULT_ROLES), len(rows))
-        self.orphans = frozenset(range(lead, first))
-        """Indexes of tool results whose call is not in the window."""
-
-    @property
-    def must(self) -> tuple[int, ...]:
-        """Index of the newest user message, if there is one."""
-        return self._cut[0]
-
-    @property
-    def units(self) -> tuple[_Unit, ...]:
-        """The rest, in order of claim."""
-        return self._cut[1]
-
-    @cached_property
-    def _cut(self) -> tuple[tuple[int, ...], tuple[_Unit, ...]]:
-        # Only when the window does not fit: a window of 1 000 messages takes 3 ms to cut.
-        window = [window_row(index, row.message, row.tokens) for index, row in enumerate(self._rows)]
-        lead = leading(window)
-        turns = turns_or_groups(window[lead + len(self.orphans) :])
-        newest = turns.pop() if turns else []
-        must = next((row.seq for row in reversed(newest) if row.role == MessageRole.USER), None)
-
-        def unit(members: Sequence[WindowRow], kind: Literal["lead", "newest", "older"]) -> _Unit:
-            return _Unit(tuple(row.seq for row in members), sum(row.tokens for row in members), kind)
-
-        units = [unit([row], "lead") for row in window[:lead]]
-        units += [unit(group, "newest") for group in reversed(call_groups(r for r in newest if r.seq != must))]
-        units += [unit(turn, "older") for turn in reversed(turns)]
-        return () if must is None else (must,), tuple(units)
-
-
-class _Meter:
-    """Counts each text and message of one packing once."""
-
-    def __init__(self, counter: TokenCounter, counted: Mapping[int, tuple[ChatMessage, int]]) -> None:
-        self._counter = counter
-        self._empty = counter.text("")
-        self._texts: dict[str, int] = {}
-        # By identity; the object is held so that its id is not given to another one.
-        self._blocks: dict[int, tuple[ContentBlock, int]] = {}
-        self._window = counted
-        self._messages: dict[int, tuple[ChatMessage, int]] = {}
-
-    @property
-    def linewise(self) -> bool:
-        return self._counter.linewise
-
-    def line(self, text: str) -> int:
-        """Cost of a line within a text; tokenizers that frame each text (BOS, EOS) do so once."""
-        return self.text(f"{text}\n") - self._empty
-
-    def text(self, text: str) -> int:
-        known = self._texts.get(text)
-        if known is None:
-            pieces = self._counter.lines(text)
-            known = self._counter.text(text) if len(pieces) == 1 else sum(map(self.text, pieces))
-            self._texts[text] = known
-        return known
-
-    def block(self, block: ContentBlock) -> int:
-        known = self._blocks.get(id(block))
-        if known is None:
-            tokens = self.text(block.text) if isinstance(block, TextBlock) else self._counter.block(block)
-            known = self._blocks[id(block)] = (block, tokens)
-        return known[1]
-
-    def message(self, message: ChatMessage) -> int:
-        known = self._messages.get(id(message))
-        if known is None:
-            known = self._messages[id(message)] = (message, self._edited(message))
-        return known[1]
-
-    def total(self, messages: Sequence[ChatMessage]) -> int:
-        window, known = self._window, self._messages
-        return sum(seen[1] if (seen := window.get(id(m)) or known.get(id(m))) else self._edited(m) for m in messages)
-
-    def _edited(self, message: ChatMessage) -> int:
-        extra = self._counter.text(str(message.additional_kwargs)) if message.additional_kwargs else 0
-        return sum(map(self.block, message.blocks)) + extra

@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.errors import ConfigurationError
 
 
@@ -68,6 +69,7 @@ class TokenBudget:
             )
 
     @classmethod
+    @checked
     def survey(
         cls,
         *,
@@ -130,6 +132,7 @@ class TokenBudget:
         """What there is to share: `total` less `reserve`, in tokens."""
         return self.total - self.reserve
 
+    @checked
     def window_tokens(self, ratio: float) -> int:
         """The window's share, in tokens.
 

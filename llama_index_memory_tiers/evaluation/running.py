@@ -15,6 +15,7 @@ from llama_index.core.utils import get_tokenizer
 from llama_index_memory_tiers.blocks import VectorMemoryBlock
 from llama_index_memory_tiers.budget import TokenCounter, Tokenizer
 from llama_index_memory_tiers.chats import ChatTurn, RecallQuestion
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.errors import MemoryTiersError
 from llama_index_memory_tiers.evaluation.checks import MakeMemory, check_arguments, check_messages, check_questions
 from llama_index_memory_tiers.evaluation.holding import context_text, holds, within
@@ -26,6 +27,7 @@ from llama_index_memory_tiers.storage import Storage
 _WINDOW_RATIO = 0.1
 
 
+@checked
 async def evaluate_recall(
     messages: Iterable[ChatTurn],
     questions: Iterable[RecallQuestion],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_tiers.errors import ExtractionError
+from llama_index_memory_tiers.extraction.answers import without_thoughts
 from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.text import escape
 
@@ -29,7 +30,6 @@ Write the question so that it can be looked up in an archive of old conversation
 instead of pronouns, dates instead of "yesterday" (today is {{ today }}), the words that an answer would use. One \
 line, in the language of the question, nothing else.""")
 _LONGEST = 500
-_THOUGHT = re.compile(r"\A.*</(?:think|thinking)\s*>", re.IGNORECASE | re.DOTALL)
 
 
 async def rewrite_question(llm: LLM, question: str, conversation: Sequence[str], *, today: str) -> str:
@@ -50,7 +50,7 @@ async def rewrite_question(llm: LLM, question: str, conversation: Sequence[str],
     asked = _PROMPT.format_messages(
         conversation="\n".join(map(escape, conversation)), question=escape(question), today=today
     )
-    answer = _THOUGHT.sub("", await ask(llm, asked, "rewrite question")).strip().strip("\"'`")
+    answer = without_thoughts(await ask(llm, asked, "rewrite question")).strip().strip("\"'`")
     if not re.search(r"\w", answer) or "\n" in answer or len(answer) > _LONGEST:
         raise ExtractionError(
             "The model did not answer a request for a question with one line.",

@@ -19,6 +19,7 @@ from llama_index_memory_tiers.arguments import (
 from llama_index_memory_tiers.blocks import TieredMemoryBlock, consumers_of
 from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.budget import TokenBudget
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.context import ContextBuilder, Settings
 from llama_index_memory_tiers.delivery import Delivery, Key
 from llama_index_memory_tiers.entries import EntryMaker
@@ -149,6 +150,7 @@ class MemoryBase(Memory):
         """Whose memory this is."""
         return Scope(self.session_id, self.user_id, self.agent_id)
 
+    @checked
     def desk(self, block: str) -> Desk:
         """The records that one of the blocks keeps for this memory's owner, to be read and changed by hand.
 
@@ -178,6 +180,7 @@ class MemoryBase(Memory):
             per_session=ours[block].per_session,
         )
 
+    @checked
     async def amaintain(self, *, dry_run: bool = True) -> MaintenanceReport:
         """Put aside what the rules in `retention` let go; nothing is deleted, and a desk can restore it.
 

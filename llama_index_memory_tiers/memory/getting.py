@@ -65,8 +65,7 @@ class Getting(MemoryBase):
             The report, with the context in `messages`.
         """
         request = await self._request(input, messages, 0, block_kwargs)
-        contexts = self._shared.contexts
-        return contexts.report(request, await contexts.build(request))
+        return await self._shared.contexts.report(request)
 
     async def _request(
         self,

@@ -10,6 +10,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from typing_extensions import Self
 
 from llama_index_memory_tiers.blocks import TieredMemoryBlock
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.events import (
     FlushReport,
     ForgetReceipt,
@@ -139,6 +140,7 @@ class Keeping(Putting):
 
     # -- moving ----------------------------------------------------------------------------------------------
 
+    @checked
     async def aexport(
         self, target: Target, *, scope: ForgetScope | None = None, progress: Progress | None = None
     ) -> TransferReport:
@@ -164,6 +166,7 @@ class Keeping(Putting):
         )
         return await self.storage.export_to(target, asked.user_id, asked.session_id, progress)
 
+    @checked
     async def aimport(self, source: Target, *, progress: Progress | None = None) -> TransferReport:
         """Take in what `aexport` wrote, here or elsewhere, in one transaction; twice is the same as once.
 
@@ -190,6 +193,7 @@ class Keeping(Putting):
         await self._shared.forgetter.aclose()
         await self._shared.upkeep.aclose()
 
+    @checked
     async def areindex(
         self, *, again: bool = False, progress: ReindexProgress | None = None
     ) -> tuple[ReindexReport, ...]:
@@ -221,6 +225,7 @@ class Keeping(Putting):
             ]
         )
 
+    @checked
     async def aclose(self, *, flush: bool = False) -> None:
         """Stop background work; close the storage if this memory opened it. Nothing is lost: the next start goes on.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.listing import list_kept
 from llama_index_memory_tiers.memory.base import MemoryBase
 from llama_index_memory_tiers.provenance import Provenance, explain_origin
@@ -16,6 +17,7 @@ class Looking(MemoryBase):
         """List all that is kept for the user, or without one for the session: one row per message and record."""
         return await list_kept(self.storage, self.scope)
 
+    @checked
     async def awhy(self, id: str) -> Provenance:  # noqa: A002  # the field's word for it
         """Say where a message or record comes from, and what came from it.
 

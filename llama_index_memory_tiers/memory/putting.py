@@ -37,7 +37,7 @@ class Putting(MemoryBase):
         *,
         created_at: datetime | None = None,
         sent_from: str = "",
-        send_to: Sequence[str] = (),
+        send_to: str | Sequence[str] = (),
         cause_by: Cause = "",
         uid: str | None = None,
     ) -> None:
@@ -47,7 +47,7 @@ class Putting(MemoryBase):
             message: The message; it is copied.
             created_at: When it was said; naive means UTC; default now.
             sent_from: Who spoke.
-            send_to: Whom it addresses.
+            send_to: Whom it addresses; one name or several.
             cause_by: What made it: a name, or the class of an action.
             uid: Your own id: repeating a put with it stores nothing twice.
 
@@ -64,7 +64,7 @@ class Putting(MemoryBase):
         *,
         created_at: datetime | None = None,
         sent_from: str = "",
-        send_to: Sequence[str] = (),
+        send_to: str | Sequence[str] = (),
         cause_by: Cause = "",
         uids: Sequence[str | None] | None = None,
     ) -> None:
@@ -160,7 +160,7 @@ class Putting(MemoryBase):
             flush_messages=flush_messages,
         )
         if not seqs:
-            if sum(stored.tokens for stored in window.messages) > self._window_tokens:
+            if window.tokens > self._window_tokens:
                 turns = any(stored.role == MessageRole.USER for stored in window.messages)
                 self._shared.stuck[self._key] = turns
             return

@@ -10,6 +10,7 @@ from llama_index.core.llms import LLM
 
 from llama_index_memory_tiers.blocks import VectorMemoryBlock
 from llama_index_memory_tiers.blocks.desk import Desk
+from llama_index_memory_tiers.checks import check_whole, checked
 from llama_index_memory_tiers.conversation import answering_model, pair, respond
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.memory.getting import Getting
@@ -46,6 +47,7 @@ class Recalling(Sessions, Getting):
         vector, desk = self._vector(block)
         return await vector.remember(desk, content, metadata, partition)
 
+    @checked
     async def arecall(
         self,
         query: str,
@@ -70,19 +72,7 @@ class Recalling(Sessions, Getting):
         Raises:
             ConfigurationError: There is no such block, or `top_k` is no whole number from 1.
         """
-        if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
-            raise ConfigurationError(
-                f"top_k={top_k!r:.100} was given.", allowed="It is a whole number from 1.", remedy="Pass such a number."
-            )
-        for name, value, kind, allowed in (
-            ("query", query, str, "text"),
-            ("partitions", [] if partitions is None else partitions, list | tuple | set | frozenset, "a list of names"),
-            ("filter", {} if filter is None else filter, Mapping, "a mapping of metadata"),
-        ):
-            if not isinstance(value, kind):
-                raise ConfigurationError(
-                    f"{name}={value!r:.100} was given.", allowed=f"It is {allowed}.", remedy=f"Correct {name}."
-                )
+        check_whole("top_k", top_k, least=1)
         await self._shared.delivery.freshen(self._key)
         vector, desk = self._vector(block)
         return await vector.find(desk, query, top_k, partitions, filter)
@@ -99,6 +89,7 @@ class Recalling(Sessions, Getting):
 
     # -- one turn at a time, as MemoryOS has it ---------------------------------------------------------------
 
+    @checked
     async def aadd_memory(self, user_message: str, assistant_message: str, timestamp: datetime | None = None) -> None:
         """Store a question and its answer.
 
@@ -109,6 +100,7 @@ class Recalling(Sessions, Getting):
         """
         await self.aput_messages(pair(user_message, assistant_message), created_at=timestamp)
 
+    @checked
     async def aget_response(
         self, user_message: str, assistant_message_context: str = "", *, llm: LLM | None = None
     ) -> str:

@@ -12,12 +12,13 @@ from llama_index.core.memory.memory import (
 from typing_extensions import Self
 
 from llama_index_memory_tiers.board import Duplicates, MessageBoard
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.memory.putting import Putting
 from llama_index_memory_tiers.records import Cause, Scope
 from llama_index_memory_tiers.storage import Storage
+from llama_index_memory_tiers.storage.addresses import lacks_password
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
-from llama_index_memory_tiers.storage.database import lacks_password
 from llama_index_memory_tiers.views import MemoryView
 
 HANDLE_VERSION = 1
@@ -26,6 +27,7 @@ HANDLE_VERSION = 1
 class Sessions(Putting):
     """Other sessions, roles and processes, with the same storage."""
 
+    @checked
     def for_session(self, session_id: str, user_id: str | None = None) -> Self:
         """Make a memory for another session with the same storage, blocks and settings, at next to no cost.
 
@@ -48,6 +50,7 @@ class Sessions(Putting):
         twin._window = twin._make_window()  # noqa: SLF001  # of the same class
         return twin
 
+    @checked
     def board(self, *, deduplicate: Duplicates = "id") -> MessageBoard:
         """This session's messages, to be looked up by cause, by role and by content, added and deleted.
 
@@ -73,6 +76,7 @@ class Sessions(Putting):
         redacted = self._shared.entries.redacted
         return MessageBoard(self.storage, self.scope, put=put, redacted=redacted, deduplicate=deduplicate)
 
+    @checked
     def view(
         self,
         name: str,

@@ -16,6 +16,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from typing_extensions import Self
 
+from llama_index_memory_tiers.checks import check_kind
 from llama_index_memory_tiers.memory.scripts import Scripts
 
 
@@ -38,7 +39,8 @@ class TieredMemory(Scripts):
         preset: `survey` sets blocks, budget and retention to the numbers of the survey of agent memory; its summaries
             and its embeddings come from `Settings`, if you have set any there.
         chat_history_token_ratio: Share of the limit above which old turns leave the window, 0 to 1; default 0.7.
-        token_flush_size: About so many tokens leave at once; default a tenth of the limit, at most 3 000.
+        token_flush_size: About so many tokens leave at once; default a tenth of the limit, at most 3 000 and
+            half of what the window may hold.
         window_messages: Also flush above so many messages; default no bound.
         memory_blocks: What remembers; names are unique. Stock and third-party blocks hold what they learn in
             themselves, for all who share them: make those per user.
@@ -91,6 +93,7 @@ class TieredMemory(Scripts):
         **ours: Any,
     ) -> Self:
         """Make a memory from the arguments of the class; `chat_history` is its first window, as after `set`."""
+        check_kind("chat_history", chat_history, list[ChatMessage] | None)
         said_elsewhere = ours.get("budget") is not None or ours.get("preset") is not None
         if not said_elsewhere or token_limit != DEFAULT_TOKEN_LIMIT:
             ours["token_limit"] = token_limit

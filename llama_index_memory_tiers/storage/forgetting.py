@@ -267,9 +267,10 @@ class ForgettingStore:
             revisions = await eraser.touch(connection, owners)
             await eraser.void_claims(connection, sid)
             moved = sum([await eraser.move_back(connection, rewind) for rewind in rewinds])
-            counts = {"messages": await self._log.tombstone(connection, sid, seqs), "cursors moved back": moved}
+            # Before the tombstones, which take what is left of the records, uncounted.
+            counts = await eraser.delete(connection, rows.values(), revisions)
+            counts |= {"messages": await self._log.tombstone(connection, sid, seqs), "cursors moved back": moved}
             failpoints.reach("forget.tombstoned")
-            counts |= await eraser.delete(connection, rows.values(), revisions)
             counts["dead letters"] = await eraser.dead_letters(connection, sid)
             messages = tuple((sid, row.seq, row.uid) for row in page)
             await self._note_forgotten(connection, run, rows.values(), messages)

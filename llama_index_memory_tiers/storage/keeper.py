@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from llama_index_memory_tiers import failpoints
+from llama_index_memory_tiers.storage.catch_up import index_columns
 from llama_index_memory_tiers.storage.index.seam import Point, Space, VectorIndex, point_id
 from llama_index_memory_tiers.storage.marks import IndexState, MarkStore
-from llama_index_memory_tiers.storage.records import index_columns
 
 _logger = logging.getLogger(__name__)
 _PAUSE_SECONDS = 5.0

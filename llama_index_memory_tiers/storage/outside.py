@@ -13,13 +13,13 @@ import numpy as np
 from llama_index_memory_tiers import scoring
 from llama_index_memory_tiers.errors import EmbeddingError, StorageError
 from llama_index_memory_tiers.events import IndexDegraded, emit
-from llama_index_memory_tiers.storage.index import Corpus, Hit, IndexQuery, OwnerIndex, term_number
+from llama_index_memory_tiers.storage.catch_up import index_columns
+from llama_index_memory_tiers.storage.index import Corpus, Hit, IndexQuery, OwnerIndex
 from llama_index_memory_tiers.storage.index.rows import Array, unit
 from llama_index_memory_tiers.storage.index.seam import Candidates, Space, Wanted
+from llama_index_memory_tiers.storage.index.sought import sought
 from llama_index_memory_tiers.storage.keeper import IndexKeeper
 from llama_index_memory_tiers.storage.marks import Standing
-from llama_index_memory_tiers.storage.records import index_columns
-from llama_index_memory_tiers.text import analyse
 
 MOST_PENDING = 500
 """With more changes that the index has not been told of, the database answers."""
@@ -104,7 +104,7 @@ class OutsideSearch:
     ) -> list[Hit]:
         centre = await self._centre(owner, model, standing) if query.vector is not None else None
         moved = _moved(query, space, centre)
-        terms = tuple(dict.fromkeys(term_number(term) for term in list(analyse(query.text))[:_READ_TERMS]))
+        terms = sought(query.text, _READ_TERMS)
         wanted = Wanted(query, terms, moved, min(max(query.limit, _FEWEST), _MOST))
         asked = self.keeper.index.candidates(space, owner, wanted)
         proposed = await asyncio.wait_for(asked, _TIMEOUT_SECONDS)

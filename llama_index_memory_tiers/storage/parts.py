@@ -177,7 +177,7 @@ class PartReader:
             return rows
 
         rows = await self._database.read(work) if ids else []
-        messages = decode_rows([row[3:] for row in rows], (row[1] for row in rows), (row[2] for row in rows))
+        messages = await decode_rows([row[3:] for row in rows], (row[1] for row in rows), (row[2] for row in rows))
         found: dict[str, list[StoredMessage]] = {}
         for row, message in zip(rows, messages, strict=True):
             if isinstance(message, StoredMessage):  # the log reports damaged rows

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from llama_index.core.storage.chat_store.base_db import MessageStatus
@@ -19,6 +20,7 @@ _ACTIVE, _ARCHIVED = MessageStatus.ACTIVE, MessageStatus.ARCHIVED
 ACTIVE, ARCHIVED = _ACTIVE.value, _ARCHIVED.value
 CLEARED = "cleared"  # out of the window and of the history by `areset`; still a source for recall
 GONE = "gone"  # forgotten: a tombstone keeps a late retry from bringing the text back
+_THREAD_CHARACTERS = 500_000  # 5 MB of an image take 40 ms to decode
 MOST_PARAMETERS = 500  # ids in one IN list; SQLite and asyncpg allow thousands
 
 
@@ -102,6 +104,9 @@ class Window:
         counters: Counter's name of each message.
         damaged: Sequence numbers of rows that could not be read.
         owner_rev: Rises with every change of what is known about the user or in the session.
+
+    Attributes:
+        tokens: Size of all messages.
     """
 
     sid: int = 0
@@ -111,6 +116,11 @@ class Window:
     messages: tuple[StoredMessage, ...] = ()
     counters: tuple[str, ...] = ()
     damaged: tuple[int, ...] = ()
+    tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Sum up once what every context asks for."""
+        object.__setattr__(self, "tokens", sum([stored.tokens for stored in self.messages]))
 
 
 def statuses_of(status: MessageStatus | None) -> tuple[str, ...]:
@@ -145,10 +155,10 @@ RawMessage = Sequence[Any]
 """seq, uid, status, tokens, counter, created_at, data, meta: by position, as SQLAlchemy's names cost 0.8 µs each."""
 
 
-def decode_rows(
+async def decode_rows(
     rows: Sequence[RawMessage], sids: Iterable[int], session_ids: Iterable[str]
 ) -> list[StoredMessage | Exception]:
-    """Decode rows of messages.
+    """Decode rows of messages; long ones in a thread.
 
     Args:
         rows: See `RawMessage`.
@@ -158,6 +168,14 @@ def decode_rows(
     Returns:
         The message of each row, or what is wrong with it.
     """
+    if sum(len(row[6] or "") for row in rows) > _THREAD_CHARACTERS:
+        return await asyncio.to_thread(_decoded, rows, sids, session_ids)
+    return _decoded(rows, sids, session_ids)
+
+
+def _decoded(
+    rows: Sequence[RawMessage], sids: Iterable[int], session_ids: Iterable[str]
+) -> list[StoredMessage | Exception]:
     with many_objects():
         sources = codec.decode_sources([row[6] for row in rows])
         return list(map(_stored, rows, sources, sids, session_ids))

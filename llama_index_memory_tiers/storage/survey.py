@@ -240,7 +240,7 @@ class Survey:
             query = messages.where(m.c.status != GONE, beyond).order_by(m.c.sid, m.c.seq).limit(_PAGE_ROWS)
             rows = await self._read(query)
             if rows:
-                yield _message_texts(rows)
+                yield await _message_texts(rows)
                 after = (rows[-1][0], rows[-1][1])
             if len(rows) < _PAGE_ROWS:
                 break
@@ -285,7 +285,7 @@ class Survey:
         )
         if ids is not None:
             query = query.where(m.c.uid.in_(storable_ids(ids)))
-        return [message for message in _decoded(await self._read(query)) if isinstance(message, StoredMessage)]
+        return [message for message in await _decoded(await self._read(query)) if isinstance(message, StoredMessage)]
 
     async def records(
         self, user_id: str, session_id: str | None = None, ids: Collection[str] | None = None
@@ -391,13 +391,13 @@ def _waiting(block: str, rows: Sequence[Any], letters: int) -> Waiting:
     )
 
 
-def _decoded(rows: Sequence[Any]) -> list[StoredMessage | Exception]:
-    return decode_rows([row[4:] for row in rows], (row[0] for row in rows), (row[2] for row in rows))
+async def _decoded(rows: Sequence[Any]) -> list[StoredMessage | Exception]:
+    return await decode_rows([row[4:] for row in rows], (row[0] for row in rows), (row[2] for row in rows))
 
 
-def _message_texts(rows: Sequence[Any]) -> list[StoredText]:
+async def _message_texts(rows: Sequence[Any]) -> list[StoredText]:
     found = []
-    for row, message in zip(rows, _decoded(rows), strict=True):
+    for row, message in zip(rows, await _decoded(rows), strict=True):
         said = message.text if isinstance(message, StoredMessage) else None
         found.append(StoredText("message", row.uid, row.user_id, row.data or "", said or "", damaged=said is None))
     return found

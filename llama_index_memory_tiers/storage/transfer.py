@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from llama_index_memory_tiers.display import Grid, Shown
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.storage.addresses import nameable
 
 FORMAT = "llama-index-memory-tiers"
 FILE_VERSION = 1
@@ -94,9 +95,14 @@ def writing(target: Target) -> Iterator[BinaryIO]:
     """
     if isinstance(target, str | os.PathLike):
         path = Path(target).expanduser()
-        if path.is_dir() or not path.absolute().parent.is_dir():
+        if not nameable(path) or path.is_dir() or not path.absolute().parent.is_dir():
             raise _no_place("target", target)
-        with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}.", delete=False) as file:
+        path = Path(os.path.realpath(path))  # a link stays, what it points to is replaced
+        if path.exists() and not path.is_file():  # a device or a pipe: to be written to, never to be replaced
+            with path.open("wb") as stream, writing(stream) as file:
+                yield file
+            return
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".export.", delete=False) as file:
             made = Path(file.name)
             try:
                 yield file  # type: ignore[misc]  # a wrapper with the methods of BinaryIO
@@ -129,7 +135,7 @@ def reading(source: Target) -> Iterator[BinaryIO]:
     """
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
-        if not path.is_file():
+        if not nameable(path) or not path.is_file():
             raise _no_place("source", source)
         with path.open("rb") as file:
             yield file

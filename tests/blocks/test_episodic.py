@@ -219,7 +219,7 @@ async def test_an_episode_that_has_ended_takes_neither_steps_nor_another_end_but
         (lambda book: book.add_step("nobody", EpisodeStep(" ")), "action="),
         (lambda book: book.recall_similar("x", k=0), "k=0"),
         (lambda book: book.recall_similar(" "), "task="),
-        (lambda book: book.history("done"), "outcome='done'"),
+        (lambda book: book.history("done"), "outcomes='done'"),
     ],
 )
 async def test_bad_input_is_refused_before_anything_is_stored(storage: Storage, call: Any, named: str) -> None:

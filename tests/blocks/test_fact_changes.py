@@ -393,7 +393,7 @@ def test_without_model_and_extractor_the_error_names_both(monkeypatch: pytest.Mo
     "given", [{}, {"action": "retract", "text": "x"}, {"action": "supersede", "subject": "a"}, {"action": "forget"}]
 )
 def test_a_proposal_about_nothing_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="FactProposal"):
+    with pytest.raises(ConfigurationError, match="action="):
         FactProposal(**given)
 
 

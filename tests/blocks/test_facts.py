@@ -19,6 +19,7 @@ from llama_index.core.memory import Memory
 from llama_index.core.prompts import PromptTemplate, RichPromptTemplate
 from pydantic import PrivateAttr
 
+from llama_index_memory_tiers import TieredMemory
 from llama_index_memory_tiers.blocks.absorbing import Due, absorb
 from llama_index_memory_tiers.blocks.base import Query
 from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
@@ -300,6 +301,33 @@ async def test_an_invented_source_is_refused(storage):
     await tell(storage, made, "a", "b", "c", "d", "I have a cat")
     (record,) = await reader(storage, made).records("fact")
     assert [seq for _, seq in record.sources] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "said", "forgotten"),
+    [
+        ("Maya has gout.", "gout", [1], True),  # the greeting says nothing of it
+        ("Maya has gout.", "gout", [2], True),
+        ("Maya has gout.", "", [1], True),
+        ("Maya 患有痛风", "痛风", [3], False),  # said twice, once in each language: each stands for itself
+        ("Maya has a painful foot.", "painful foot", [3], False),  # in nobody's words: the model is believed
+    ],
+)
+async def test_a_fact_goes_with_the_message_whose_words_it_has(storage, fact, value, said, forgotten):
+    lines = ["Good morning!", "My diagnosis is gout.", "我的诊断是痛风。"]
+    memory = TieredMemory(
+        storage=storage,
+        user_id="maya",
+        session_id="chat",
+        delivery="inline",
+        memory_blocks=[block(facts(fact, value=value, subject="Maya", said=said), absorb_every=3)],
+    )
+    await memory.aput_messages([ChatMessage(role="user", content=line) for line in lines], uids=["m1", "m2", "m3"])
+    await memory.aflush()
+    kept = memory.memory_blocks[0].of(memory)
+    assert [one.text for one in await kept.all()] == [fact]
+    await memory.aforget(ids=["m2"])
+    assert (await kept.all() == []) == forgotten
 
 
 async def test_empty_text_and_the_prompts_own_example_are_refused(storage):

@@ -51,6 +51,20 @@ async def test_a_question_of_pronouns_finds_what_it_means() -> None:
 
 
 @pytest.mark.parametrize(
+    "thought", ["<think>hm\nthe boiler?</think>\n", "<reasoning>boiler</reasoning>", "boiler</think>"]
+)
+async def test_what_a_model_thinks_aloud_is_no_question(thought: str) -> None:
+    async with memory_with(ScriptedLLM(lambda _: f"{thought}What is wrong with the pump?")) as memory:
+        assert "pump in the cellar leaks" in await shown(memory, "What is wrong with it?")
+
+
+async def test_a_thought_that_was_cut_off_leaves_the_question_as_it_is(events: list[Any]) -> None:
+    async with memory_with(ScriptedLLM(lambda _: "<think>the pump, or the boiler")) as memory:
+        assert "pump in the cellar leaks" in await shown(memory, "What about the pump?")
+    assert [event.block for event in events if isinstance(event, BlockFailed)] == ["RetrievedMessages"]
+
+
+@pytest.mark.parametrize(
     "llm", [ScriptedLLM(failing), ScriptedLLM(lambda _: ""), ScriptedLLM(lambda _: "a\nb"), Slow(max_tokens=None)]
 )
 async def test_a_model_that_fails_leaves_the_question_as_it_is(llm: Any, events: list[Any]) -> None:

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 from foreign import ListStore
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
+from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.vector_stores.qdrant import QdrantVectorStore
+from pydantic import Field
 from qdrant_client import AsyncQdrantClient, QdrantClient
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import ConfigurationError, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.events import BlockFailed
@@ -303,3 +307,51 @@ async def test_a_vector_store_is_given_no_unusable_vector(storage):
     assert [any(node.embedding) for node in store.kept.values()] == [True]
     assert len(await recalled(memory, "Was the lake odd?")) == 2  # by words, in our storage
     assert store.asked == []
+
+
+class Counting(HashEmbedding):
+    """Counts the questions that it is asked."""
+
+    asked: list[str] = Field(default_factory=list)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        self.asked.append(query)
+        return self._get_query_embedding(query)
+
+
+async def test_nothing_is_looked_up_while_the_predicate_says_no(storage):
+    model = Counting()
+    memory = remembering(storage, embed_model=model, recall_when=lambda messages: messages[-1].role == MessageRole.USER)
+    await tell(memory, "The plums are in the cellar.")
+    later = memory.for_session("later")
+    await later.aput(ChatMessage(role="assistant", content="Shall I look for the plums?"))
+    assert "cellar" not in str(await later.aget())
+    assert model.asked == []
+    await later.aput(user("Where are the plums?"))
+    assert "cellar" in str(await later.aget())
+    assert model.asked == ["Where are the plums?"]
+
+
+async def vectors(storage: Storage) -> int:
+    async def work(connection: AsyncConnection) -> int:
+        query = select(func.count()).select_from(storage._tables.embeddings)
+        return (await connection.execute(query)).scalar_one()
+
+    return await storage._database.read(work)
+
+
+async def test_what_leaves_a_window_of_k_messages_is_remembered_once_and_its_vectors_go_with_it(storage):
+    memory = remembering(storage, embed_model=HashEmbedding(), absorb_on={"flush"})
+    memory = TieredMemory(
+        storage=storage, user_id="ann", session_id="s", delivery="inline", window_messages=4,
+        memory_blocks=memory.memory_blocks,
+    )  # fmt: skip
+    for at in range(10):
+        await memory.aput(user(f"note number {at}"))
+    behind = [row.id for row in await memory.amessages(MessageStatus.ARCHIVED)]
+    reader = await memory.desk("RetrievedMessages").reader()
+    kept = await reader.records("message")
+    assert len(behind) == len({row.sources for row in kept}) == len(kept) == 6
+    assert await vectors(storage) == 6
+    await memory.board().delete(behind[0])
+    assert await vectors(storage) == 5

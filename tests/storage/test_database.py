@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import sqlite3
+import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -110,6 +113,44 @@ async def test_passing_faults_are_outlived_and_the_whole_transaction_runs_again(
 async def _scalar(connection: AsyncConnection, storage: Storage, column: str) -> Any:
     query = f"SELECT {column} FROM {storage._tables.owners.fullname}"  # noqa: S608
     return (await connection.execute(text(query))).scalar_one_or_none()
+
+
+AWAY = [FileNotFoundError("no socket"), socket.gaierror("no name"), OSError(errno.ENETUNREACH, "no route")]
+
+
+@pytest.mark.usefixtures("quick_retries")
+@pytest.mark.parametrize("error", AWAY, ids=str)
+async def test_a_server_that_is_away_is_waited_for(
+    make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    storage = await make_storage("postgres").aopen()
+    real, refused = storage._database._engine, iter((error, error))
+
+    async def engine() -> AsyncEngine:
+        for away in refused:
+            raise away
+        return await real()
+
+    monkeypatch.setattr(storage._database, "_engine", engine)
+    assert (await storage.log.append("", "s", [entry("1")], now=1)).stored == 1
+
+
+@pytest.mark.usefixtures("quick_retries")
+async def test_a_server_that_refuses_us_is_not_asked_again(
+    make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = await make_storage("postgres").aopen()
+    asked = 0
+
+    async def engine() -> AsyncEngine:
+        nonlocal asked
+        asked += 1
+        raise ssl.SSLError("certificate verify failed")
+
+    monkeypatch.setattr(storage._database, "_engine", engine)
+    with pytest.raises(StorageError):
+        await storage.log.session("", "s")
+    assert asked == 1
 
 
 @pytest.mark.usefixtures("quick_retries")

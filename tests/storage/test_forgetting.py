@@ -345,17 +345,22 @@ async def test_the_running_turn_as_it_was_said_and_remembered_recalls_go_from_me
     shared = memory._shared
     assert key in repr(shared.raw)
     await memory.aforget(ids=["s"])
-    held: list[Any] = [shared.raw, shared.contexts._turns.kept, shared.contexts.views._kept, storage.log._cache.windows]
+    held: list[Any] = [
+        shared.raw,
+        shared.contexts._answers._turns.kept,
+        shared.contexts.views._kept,
+        storage.log._cache.windows,
+    ]
     assert [len(each) for each in held] == [0, 0, 0, 0]
     assert storage.records.cached({"u:ada", "s:1"}) == 0
 
 
 async def test_packed_indexes_of_before_go(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_index_memory_tiers.storage.records._PACKED_ROWS", 4)
+    monkeypatch.setattr("llama_index_memory_tiers.storage.catch_up._PACKED_ROWS", 4)
     memory = memory_of(storage, VectorMemoryBlock(embed_model=None), token_limit=60)
     await put_numbered(memory, 1, 6)
     await memory.aget("question 1")
-    await storage.records.settle()
+    await storage.records.indexes.settle()
     assert await rows(storage, "SELECT * FROM {t}_packs") != []
     receipt = await memory.aforget(ids=["q1"])
     assert receipt.complete

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_memory_tiers import scoring
+from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.errors import EmbeddingError
+from llama_index_memory_tiers.related import related_terms
 from llama_index_memory_tiers.storage import index as module
 from llama_index_memory_tiers.storage.index import (
     IndexCache,
@@ -24,7 +26,7 @@ from llama_index_memory_tiers.storage.index import (
     postings,
     table,
 )
-from llama_index_memory_tiers.text import QUESTION, analyse, message_terms, read_dates
+from llama_index_memory_tiers.text import QUESTION, analyse, message_terms
 
 NOW = datetime(2023, 6, 14, 12, tzinfo=timezone.utc)
 # Seeds, not `st.randoms`: that one tries normal numbers no generator would give, and shrinks for minutes.
@@ -97,20 +99,22 @@ def counts_of(row):
 
 def plain_bm25(query, rows, visible):
     out = dict.fromkeys((r.id for r in rows), 0.0)
-    for term in analyse(query.text):
-        number = module.term_number(term)
-        found = sum(number in counts_of(r) for r in visible)
+    terms = analyse(query.text)
+    looked_up = [((term,), 1.0) for term in terms] + [(group, scoring.RELATED) for group in related_terms(terms)]
+    for group, worth in looked_up:
+        numbers = [module.term_number(term) for term in group]
+        found = sum(any(number in counts_of(r) for number in numbers) for r in visible)
         if not found:
             continue
-        idf = math.log(1 + (len(visible) - found + 0.5) / (found + 0.5))
+        idf = worth * math.log(1 + (len(visible) - found + 0.5) / (found + 0.5))
         for row in rows:
             count, length, share = (
-                float(counts_of(row).get(number, 0)) * (row in visible),
+                float(sum(counts_of(row).get(number, 0) for number in numbers)) * (row in visible),
                 sum(counts_of(row).values()),
                 1.0,
             )
             for other, weight in neighbours(row, rows):
-                count += weight * counts_of(other).get(number, 0) * (other in visible)
+                count += weight * sum(counts_of(other).get(number, 0) for number in numbers) * (other in visible)
                 length += weight * sum(counts_of(other).values())
                 share += weight
             norm = scoring.K1 * (1 - scoring.B + scoring.B * length / share / scoring.USUAL_LENGTH)
@@ -197,7 +201,9 @@ def random_rows(rng, count, *, vectors):
 
 def random_query(rng, *, vectors):
     return IndexQuery(
-        text=" ".join(rng.choices([*WORDS, "maria", "john", "in may", "yesterday", "the"], k=rng.randint(1, 5))),
+        text=" ".join(
+            rng.choices([*WORDS, "pet", "drink", "maria", "john", "in may", "yesterday", "the"], k=rng.randint(1, 5))
+        ),
         now=NOW,
         vector=[rng.gauss(0, 1) for _ in range(4)] if vectors else None,
         kinds=rng.choice([None, frozenset({"message"}), frozenset({"fact", "unheard"})]),
@@ -302,6 +308,11 @@ def test_the_named_day_comes_first():
     index = filled(make(1, sid=None), make(2, sid=None, said_at=may), make(3, sid=None, said_at=None))
     for question in ("tea in May", "tea on 2022-05-08", "tea 去年5月8日"):
         assert ids(ask(index, question)) == [2, 1, 3], question
+
+
+def test_a_general_question_finds_a_particular_answer_and_its_own_words_first():
+    index = filled(make(1, "the weather is fine", sid=1), make(2, "we have a cat", sid=2), make(3, "a pet", sid=3))
+    assert ids(ask(index, "which pets?")) == [3, 2]
 
 
 def test_what_only_asks_comes_after_what_says():

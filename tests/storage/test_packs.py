@@ -13,9 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record
-from llama_index_memory_tiers.storage import Entry, IndexQuery
+from llama_index_memory_tiers.storage import Entry, IndexQuery, catch_up
 from llama_index_memory_tiers.storage import packs as packs_module
-from llama_index_memory_tiers.storage import records as records_module
 from llama_index_memory_tiers.text import analyse
 
 MakeStorage = Callable[..., Storage]
@@ -26,8 +25,8 @@ OWNER = "u:ann"
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thresholds at which a handful of rows is many."""
-    monkeypatch.setattr(records_module, "_PACKED_ROWS", 6)
-    monkeypatch.setattr(records_module, "_PAGE_ROWS", 3)
+    monkeypatch.setattr(catch_up, "_PACKED_ROWS", 6)
+    monkeypatch.setattr(catch_up, "_PAGE_ROWS", 3)
     monkeypatch.setattr(packs_module, "PART_BYTES", 300)
 
 
@@ -69,7 +68,7 @@ async def test_a_cold_start_reads_the_pack_and_what_came_since(make_storage: Mak
     first = make_storage(storage_kind)
     await remember(first, *WORDS)
     assert await cost(first, "parrot") == 1 + 4  # no pack, and four pages of three rows, the last one empty
-    await first.records.settle()
+    await first.records.indexes.settle()
     await remember(first, "otter late")
     second = make_storage(storage_kind)
     assert await cost(second, "parrot") == 1 + 1
@@ -82,7 +81,7 @@ async def test_a_pack_never_brings_back_what_was_put_aside(make_storage: MakeSto
     first = make_storage(storage_kind)
     await remember(first, *WORDS)
     await found(first, "parrot")
-    await first.records.settle()
+    await first.records.indexes.settle()
     gone = (await first.records.records(OWNER, kinds=["fact"]))[0]
     await first.records.change(OWNER, "facts", reads=Reads(), merge=lambda _: Changes(archive=(gone.id,)))
     assert sorted(await found(make_storage(storage_kind), "parrot")) == WORDS[1:]
@@ -94,7 +93,7 @@ async def test_a_deletion_takes_packs_along(make_storage: MakeStorage, storage_k
     await storage.log.append("ann", "s", [Entry("m1", "user", 1, "words", 1, message)], now=storage.now())
     await remember(storage, *WORDS)
     await found(storage, "parrot")
-    await storage.records.settle()
+    await storage.records.indexes.settle()
     assert await rows(storage) > 0
     await storage.log.clear("ann", "s", ["active", "archived"], gone=True)
     assert await rows(storage) == 0
@@ -112,7 +111,7 @@ async def test_forgetting_a_person_proves_that_no_pack_is_left(make_storage: Mak
     for word in WORDS:
         await memory.aremember(word)
     assert await memory.arecall("parrot")
-    await storage.records.settle()
+    await storage.records.indexes.settle()
     assert await rows(storage) > 0
     receipt = await memory.aforget(scope="user")
     assert receipt.complete
@@ -124,7 +123,7 @@ async def test_forgetting_a_person_proves_that_no_pack_is_left(make_storage: Mak
 async def test_a_pack_made_during_a_deletion_is_not_kept(make_storage: MakeStorage, storage_kind: str) -> None:
     storage = make_storage(storage_kind)
     await remember(storage, *WORDS)
-    store = storage.records._packs
+    store = storage.records.indexes._packs
     assert not await store.write(OWNER, "", packs_module.Pack(epoch=99, rev=1, body=b"x" * 1000))
     assert await rows(storage) == 0
 
@@ -134,7 +133,7 @@ async def test_of_several_packs_the_newest_whole_one_counts_and_older_ones_go(
 ) -> None:
     storage = make_storage(storage_kind)
     await remember(storage, *WORDS)
-    store = storage.records._packs
+    store = storage.records.indexes._packs
     for rev, body in ((3, b"old"), (5, b"new" * 300)):
         assert await store.write(OWNER, "", packs_module.Pack(0, rev, body))
     half = {"pack": "torn", "part": 0, "parts": 2, "owner": OWNER, "model": "", "epoch": 0, "rev": 9, "body": b"torn"}
@@ -157,7 +156,7 @@ async def test_a_damaged_pack_costs_time_and_nothing_else(
     first = make_storage(storage_kind)
     await remember(first, *WORDS)
     await found(first, "parrot")
-    await first.records.settle()
+    await first.records.indexes.settle()
 
     async def damage(connection: AsyncConnection) -> Any:
         return await connection.execute(update(first._tables.packs).values(body=b"\0" * 300))
@@ -171,5 +170,5 @@ async def test_small_owners_are_not_packed(make_storage: MakeStorage, storage_ki
     storage = make_storage(storage_kind)
     await remember(storage, *WORDS[:5])
     await found(storage, "parrot")
-    await storage.records.settle()
+    await storage.records.indexes.settle()
     assert await rows(storage) == 0

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,12 @@ WORDS = ["tea", "coffee", "dog", "cat", "paris", "tokyo", "piano", "bike", "猫"
 # Not Hypothesis: each world takes a second, and a shorter seed is no simpler world.
 SEEDS = range(200 if os.environ.get("MEMORY_TIERS_SOAK") == "1" else 6)
 PEOPLE = ["Ann", "Bob", "Cleo"]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that others load, local mode takes longer than a server may."""
+    monkeypatch.setattr(outside_module, "_TIMEOUT_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -114,13 +121,13 @@ async def change(storage: Storage, changes: Changes, owner: str = OWNER, block: 
 
 async def inside(storage: Storage, query: IndexQuery, model: str = MODEL, owner: str = OWNER) -> list[Hit]:
     """What the owner index finds."""
-    return (await storage.records._up_to_date(owner, model)).search(query)
+    return (await storage.records.indexes.up_to_date(owner, model)).search(query)
 
 
 async def outside(storage: Storage, query: IndexQuery, model: str = MODEL, owner: str = OWNER) -> list[Hit]:
     """What Qdrant finds; nothing else may answer."""
-    assert storage.records.outside is not None
-    hits = await storage.records.outside.search(owner, model, query)
+    assert storage.records.finder.outside is not None
+    hits = await storage.records.finder.outside.search(owner, model, query)
     assert hits is not None
     return hits
 
@@ -194,7 +201,9 @@ class World:
 
     def question(self) -> IndexQuery:
         rng = self.rng
-        text = " ".join(rng.choices(WORDS, k=rng.randint(1, 3))) + rng.choice(["", " Ann", " in April", " yesterday"])
+        text = " ".join(rng.choices([*WORDS, "pet", "drink"], k=rng.randint(1, 3))) + rng.choice(
+            ["", " Ann", " in April", " yesterday"]
+        )
         return IndexQuery(
             text=text,
             now=NOW,
@@ -209,10 +218,21 @@ class World:
         )
 
 
+@pytest.fixture(params=["local", "edge"])
+async def twin(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[VectorIndex]:
+    """Qdrant's local mode, written in Python, and the engine of its server, where that is installed."""
+    if request.param == "edge":
+        pytest.importorskip("qdrant_edge")
+        from tests.edge import EdgeClient  # noqa: PLC0415  # needs the engine
+
+    made: Any = AsyncQdrantClient(":memory:") if request.param == "local" else EdgeClient(tmp_path)
+    yield QdrantIndex(made)
+    await made.close()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_qdrant_finds_what_the_owner_index_finds(seed: int) -> None:
-    client = AsyncQdrantClient(":memory:")
-    async with Storage(vectors=client, clock=lambda: NOW) as storage:
+async def test_qdrant_finds_what_the_owner_index_finds(seed: int, twin: VectorIndex) -> None:
+    async with Storage(vectors=twin, clock=lambda: NOW) as storage:
         world = World(storage, seed)
         for _ in range(3):
             for owner in (OWNER, OWNER, OWNER, "u:bob"):
@@ -228,14 +248,12 @@ async def test_qdrant_finds_what_the_owner_index_finds(seed: int) -> None:
                     alike(found, expected)
                 else:
                     assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-4)
-    await client.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_by_words_alone_it_finds_what_shares_a_word_or_stands_beside(seed: int) -> None:
+async def test_by_words_alone_it_finds_what_shares_a_word_or_stands_beside(seed: int, twin: VectorIndex) -> None:
     """Rows without evidence of their own, found by their session alone, may be missing: nothing else may."""
-    client = AsyncQdrantClient(":memory:")
-    async with Storage(vectors=client, clock=lambda: NOW) as storage:
+    async with Storage(vectors=twin, clock=lambda: NOW) as storage:
         world = World(storage, seed)
         await change(storage, Changes(add=tuple(world.message() for _ in range(40))))
         await storage.sync_index()
@@ -246,7 +264,6 @@ async def test_by_words_alone_it_finds_what_shares_a_word_or_stands_beside(seed:
         assert all("bm25" not in expected[missing].legs for missing in expected.keys() - found.keys())
         for number, hit in found.items():
             assert hit.score == pytest.approx(expected[number].score, abs=1e-4)
-    await client.close()
 
 
 async def test_of_many_records_the_best_are_the_same(
@@ -635,6 +652,6 @@ async def test_the_owner_index_answers_when_there_is_no_other(storage: Storage) 
     state = await storage.index_state()
     assert (state.attached, state.in_step) == (False, True)
     assert (await storage.sync_index()).in_step
-    assert storage.records.outside is None
+    assert storage.records.finder.outside is None
     rows = await storage._database.read(lambda connection: connection.execute(select(storage._tables.marks)))
     assert rows.all() == []

@@ -15,8 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llama_index_memory_tiers import Storage
 from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.records import Amendment, Changes, NewRecord, Reads, Record, Scope
-from llama_index_memory_tiers.storage import Entry, Hit, IndexQuery, OwnerReader, owner_key
-from llama_index_memory_tiers.storage import records as records_module
+from llama_index_memory_tiers.storage import Entry, Hit, IndexQuery, OwnerReader, catch_up, owner_key
 from llama_index_memory_tiers.storage import rows as rows_module
 from llama_index_memory_tiers.storage.rows import GONE
 from llama_index_memory_tiers.text import analyse
@@ -316,7 +315,7 @@ async def test_catching_up_page_by_page_misses_nothing(
     make_storage: MakeStorage, storage_kind: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = make_storage(storage_kind), make_storage(storage_kind)
-    monkeypatch.setattr(records_module, "_PAGE_ROWS", page)
+    monkeypatch.setattr(catch_up, "_PAGE_ROWS", page)
     await commit(there, adding(*(new(f"tea number {n}") for n in range(7))))
     await commit(there, adding(*(new(f"tea number {n}") for n in range(7, 10))))
     assert len(await found(here, "tea")) == 10
@@ -463,10 +462,10 @@ async def test_an_index_that_is_empty_is_remembered_as_well(storage: Storage) ->
     await commit(storage, adding(record))
     await commit(storage, lambda _: Changes(archive=(record.id,)))
     assert await found(storage, "tea") == []
-    index = storage.records._cache.get((OWNER, ""))
+    index = storage.records.indexes._cache.get((OWNER, ""))
     assert index is not None
     assert await found(storage, "tea") == []
-    assert storage.records._cache.get((OWNER, "")) is index
+    assert storage.records.indexes._cache.get((OWNER, "")) is index
 
 
 async def test_an_amended_record_keeps_its_text_and_is_found_until_it_expires(storage: Storage) -> None:

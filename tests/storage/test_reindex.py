@@ -173,11 +173,11 @@ async def test_where_only_some_records_are_of_the_new_model_it_is_said_once(
 async def test_the_model_an_owner_was_stored_with_costs_one_statement(storage: Storage) -> None:
     await remember(storage, *TEXTS)
     before = storage.statements
-    stored = await storage.records.stored_with(OWNER)
+    stored = await storage.records.finder.stored_with(OWNER)
     assert storage.statements == before + 1
     assert stored is not None
     assert (stored.model, stored.dimensions) == ("old", 4)
-    assert await storage.records.stored_with("u:nobody") is None
+    assert await storage.records.finder.stored_with("u:nobody") is None
 
 
 # --- embedded again -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,30 @@ async def test_an_export_that_fails_leaves_the_old_file_and_no_other(make_storag
     with pytest.raises(Exception, match="No space left"):
         await memory.aexport(path, progress=full)
     assert contents(tmp_path) == {path.name: b"the backup of yesterday"}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+async def test_a_pipe_is_written_to_and_stays_a_pipe(make_storage: MakeStorage, tmp_path: Path) -> None:
+    memory = memory_of(make_storage("private"))
+    await memory.aput(said("user", "hello"))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    await memory.aexport(pipe)
+    assert pipe.is_fifo()
+    assert b"hello" in os.read(reader, 65536)
+    os.close(reader)
+
+
+async def test_what_a_link_points_to_is_replaced_and_the_link_stays(make_storage: MakeStorage, tmp_path: Path) -> None:
+    memory = memory_of(make_storage("private"))
+    await memory.aput(said("user", "hello"))
+    behind, link = tmp_path / "behind.jsonl", tmp_path / "link.jsonl"
+    behind.write_bytes(b"old")
+    link.symlink_to(behind)
+    await memory.aexport(link)
+    assert link.is_symlink()
+    assert b"hello" in contents(tmp_path)[behind.name]
 
 
 async def test_progress_reaches_its_total(make_storage: MakeStorage, whole: bytes) -> None:

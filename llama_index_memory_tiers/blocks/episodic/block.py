@@ -49,7 +49,7 @@ class EpisodicMemoryBlock(HandWrittenBlock):
     failures: int = Field(default=10, ge=0)
     min_similarity: float = Field(default=0.3, ge=-1, le=1)
     max_lessons: int = Field(default=3, ge=1)
-    interrupted_after_seconds: float = Field(default=86_400.0, gt=0)
+    interrupted_after_seconds: float = Field(default=86_400.0, gt=0, le=3_155_760_000)
 
     def of(self, memory: Holder) -> EpisodeBook:
         """The episodes of one memory's owner, to be written and looked up by hand.

@@ -14,9 +14,7 @@ from llama_index_memory_tiers.blocks.episodic.checks import (
     Cleaner,
     check_cost,
     check_final,
-    check_k,
     check_open,
-    check_outcome,
     check_text,
 )
 from llama_index_memory_tiers.blocks.episodic.episodes import (
@@ -32,6 +30,7 @@ from llama_index_memory_tiers.blocks.episodic.episodes import (
 from llama_index_memory_tiers.blocks.episodic.models import EpisodeFinder, LessonWriter, Wanted, failed, readable
 from llama_index_memory_tiers.blocks.episodic.opened import EpisodeFrame, OpenEpisode, RecordedRun
 from llama_index_memory_tiers.blocks.episodic.shown import size
+from llama_index_memory_tiers.checks import check_fields, check_whole, checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Changes, Reads, Record
 
@@ -55,6 +54,7 @@ class EpisodeBook:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
+    @checked
     async def start(self, task: str, *, tags: Iterable[str] = ()) -> OpenEpisode:
         """Begin an episode.
 
@@ -84,6 +84,7 @@ class EpisodeBook:
         await self._desk.change(merge, Reads(kinds=(KINDS["running"],)))
         return OpenEpisode(self, episode.id)
 
+    @checked
     def episode(self, task: str, *, tags: Iterable[str] = ()) -> EpisodeFrame:
         """An episode around a piece of code: `async with episodes.episode("…") as episode:`.
 
@@ -125,6 +126,7 @@ class EpisodeBook:
         check_text("task", task)
         return RecordedRun(self, handler, task, self._clean.texts("tags", tags))
 
+    @checked
     def resume(self, episode_id: str) -> OpenEpisode:
         """Go on with an episode that was begun earlier, perhaps by a process that is gone.
 
@@ -136,6 +138,7 @@ class EpisodeBook:
         """
         return OpenEpisode(self, episode_id)
 
+    @checked
     async def add_step(self, episode_id: str, step: EpisodeStep) -> EpisodeStep:
         """Add a step to a running episode; see `OpenEpisode.add_step`.
 
@@ -149,6 +152,9 @@ class EpisodeBook:
         Raises:
             ConfigurationError: There is no such episode, it has ended, or the action is blank.
         """
+        check_fields(step)
+        for tool in step.tool_calls:
+            check_fields(tool)
         check_text("action", step.action)
         stored = self._clean.step(step, self._desk.now())
 
@@ -159,6 +165,7 @@ class EpisodeBook:
         await self._update(episode_id, added)
         return stored
 
+    @checked
     async def end(
         self,
         episode_id: str,
@@ -186,6 +193,7 @@ class EpisodeBook:
         check_final(outcome)
         return await self.close(episode_id, outcome, lessons=lessons, cost=cost, error=error)
 
+    @checked
     async def close(
         self,
         episode_id: str,
@@ -216,10 +224,12 @@ class EpisodeBook:
         found = self._clean.texts("lessons", await self._teacher.write(episode, self._desk.scope))
         return await self._update(episode_id, lambda held: replace(held, lessons=found), vector) if found else episode
 
+    @checked
     def failed(self, error: Exception) -> None:
         """Say that something could not be written; the work went on."""
         failed(self._desk.block, error, self._desk.scope)
 
+    @checked
     async def amend(
         self,
         episode_id: str,
@@ -269,6 +279,7 @@ class EpisodeBook:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
+    @checked
     async def get(self, episode_id: str) -> Episode | None:
         """An episode of this owner, whatever became of it; `None` when there is none of that id."""
         reader = await self._desk.reader()
@@ -276,6 +287,7 @@ class EpisodeBook:
         mine = [record for record in records if record.block == self._desk.block]
         return readable(mine[0]) if mine else None
 
+    @checked
     async def history(self, *outcomes: Outcome, limit: int | None = None) -> list[Episode]:
         """Episodes in the order in which they began.
 
@@ -286,14 +298,16 @@ class EpisodeBook:
         Returns:
             The episodes, running ones too.
         """
+        newest = None if limit is None else check_whole("limit", limit, least=0)
         await self.close_interrupted()
         wanted = outcomes or get_args(Outcome)
-        kinds = dict.fromkeys(KINDS[check_outcome(outcome)] for outcome in wanted)
+        kinds = dict.fromkeys(KINDS[outcome] for outcome in wanted)
         records = await (await self._desk.reader()).records(*kinds)
         found = [e for record in records if (e := readable(record)) is not None and e.outcome in wanted]
         found.sort(key=lambda episode: episode.started_at)
-        return found if limit is None else found[max(0, len(found) - limit) :]
+        return found if newest is None else found[max(0, len(found) - newest) :]
 
+    @checked
     async def recall_similar(self, task: str, k: int = 3) -> list[Episode]:
         """Episodes that are like a task, however they ended; attempts at the very same task come first.
 
@@ -306,6 +320,7 @@ class EpisodeBook:
         """
         return await self._recall(task, k, frozenset(FINAL))
 
+    @checked
     async def recall_failures(self, task: str, k: int = 10) -> list[Episode]:
         """Failed episodes that are like a task; those that ended otherwise take no place among the `k`.
 
@@ -319,7 +334,7 @@ class EpisodeBook:
         return await self._recall(task, k, frozenset({"failure"}))
 
     async def _recall(self, task: str, k: int, among: frozenset[Outcome]) -> list[Episode]:
-        check_k(k)
+        check_whole("k", k, least=1)
         asked, scope = self._clean.text(check_text("task", task)), self._desk.scope
         vector = await self._finder.of_query(asked, scope)
         wanted = Wanted(asked, self._desk.now(), scope, among, k, vector)

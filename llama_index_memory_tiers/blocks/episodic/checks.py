@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from llama_index_memory_tiers.blocks.episodic.episodes import (
     FINAL,
-    KINDS,
     MAX_TEXT_CHARS,
     Episode,
     EpisodeStep,
-    Outcome,
     ToolUse,
     cut,
 )
@@ -42,18 +40,6 @@ def check_final(outcome: Any) -> None:
         )
 
 
-def check_outcome(outcome: Any) -> Outcome:
-    """An outcome, of any sort."""
-    if outcome not in KINDS:
-        raise ConfigurationError(
-            f"outcome={outcome!r:.100} was given.",
-            allowed=f"Outcomes are {', '.join(KINDS)}.",
-            remedy="Pass some of them, or none for all.",
-        )
-    known: Outcome = outcome
-    return known
-
-
 def check_cost(cost: Any) -> None:
     """Refuse what is no cost."""
     number = isinstance(cost, int | float) and not isinstance(cost, bool) and math.isfinite(cost)
@@ -61,16 +47,6 @@ def check_cost(cost: Any) -> None:
         raise ConfigurationError(
             f"cost={cost!r:.100} was given.",
             allowed="It is a number from 0, in a unit of your choice.",
-            remedy="Pass such a number, or leave it out.",
-        )
-
-
-def check_k(k: Any) -> None:
-    """Refuse what is no number of episodes."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ConfigurationError(
-            f"k={k!r:.100} was given.",
-            allowed="k is a whole number from 1.",
             remedy="Pass such a number, or leave it out.",
         )
 
@@ -103,8 +79,9 @@ class Cleaner:
 
     def texts(self, name: str, texts: Iterable[str]) -> tuple[str, ...]:
         """Several, none twice and none blank; `ConfigurationError` when they are no list of texts."""
-        given = (texts,) if isinstance(texts, str) else tuple(texts)
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in given):
+        several = isinstance(texts, Iterable) and not isinstance(texts, str | Mapping)
+        given = tuple(texts) if several else ()
+        if not several or not all(isinstance(text, str) for text in given):
             raise ConfigurationError(
                 f"{name}={texts!r:.100} was given.",
                 allowed=f"{name} is a list of texts.",

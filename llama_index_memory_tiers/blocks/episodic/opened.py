@@ -13,6 +13,7 @@ from workflows.handler import WorkflowHandler
 
 from llama_index_memory_tiers.blocks.episodic.episodes import Episode, EpisodeStep, Outcome, ToolUse
 from llama_index_memory_tiers.blocks.episodic.runs import RunReader, Tape
+from llama_index_memory_tiers.checks import checked
 
 
 class Writer(Protocol):
@@ -57,6 +58,7 @@ class OpenEpisode:
         self.id = id
         self.ended = False
 
+    @checked
     async def add_step(
         self,
         action: str,
@@ -88,6 +90,7 @@ class OpenEpisode:
         step = EpisodeStep(action, reasoning, tuple(tool_calls), observation, evaluation, failed, agent)
         return await self._writer.add_step(self.id, step)
 
+    @checked
     async def end(
         self,
         outcome: Outcome = "success",

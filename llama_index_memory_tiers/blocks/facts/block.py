@@ -30,6 +30,7 @@ from llama_index_memory_tiers.blocks.facts.proposals import (
 from llama_index_memory_tiers.blocks.facts.rendering import fact_item, scored, with_key, written_fact
 from llama_index_memory_tiers.blocks.facts.sameness import plain
 from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.errors import EmbeddingError, ExtractionError
 from llama_index_memory_tiers.events import BlockFailed
 from llama_index_memory_tiers.extraction.facts import (
@@ -110,6 +111,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
             )
         return self
 
+    @checked
     def of(self, memory: Holder) -> Facts:
         """The facts of a memory's owner, to be looked up and changed by hand.
 

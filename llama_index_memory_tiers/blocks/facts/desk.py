@@ -11,6 +11,7 @@ from llama_index_memory_tiers.blocks.facts.changes import Move, decide, key_of, 
 from llama_index_memory_tiers.blocks.facts.sameness import Known
 from llama_index_memory_tiers.blocks.facts.values import Fact, FactOrigin, confirmed, fact_of, holds, links
 from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.checks import check_number, checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import (
     Amendment,
@@ -24,6 +25,7 @@ from llama_index_memory_tiers.records import (
 
 _KIND = "fact"
 _BY_HAND = "by hand"
+_MOST_DAYS = 36_525  # a hundred years
 
 
 class FactWriter(Protocol):
@@ -56,6 +58,7 @@ class Facts:
         records = await (await self._desk.reader()).records(_KIND)
         return [fact_of(record, current=True) for record in records]
 
+    @checked
     async def as_of(self, time: datetime) -> list[Fact]:
         """What held at a time, as far as is known today.
 
@@ -70,6 +73,7 @@ class Facts:
         found = [fact for fact in map(fact_of, records.values()) if holds(fact, records, at)]
         return sorted(found, key=lambda fact: fact.valid_from)
 
+    @checked
     async def history(self, fact: Fact | str) -> list[Fact]:
         """All that stood in one fact's place, one after the other.
 
@@ -86,6 +90,7 @@ class Facts:
         found = linked(start, pairs)
         return sorted((fact_of(records[one]) for one in found), key=lambda one: (one.valid_from, one.said_at))
 
+    @checked
     async def why(self, fact: Fact | str) -> FactOrigin | None:
         """Where a fact comes from.
 
@@ -108,6 +113,7 @@ class Facts:
             prompt=str(record.data.get("prompt", "")),
         )
 
+    @checked
     async def unconfirmed(self, days: float = 90) -> list[Fact]:
         """Facts on the list that nobody has said or confirmed for long, to be reviewed.
 
@@ -117,12 +123,13 @@ class Facts:
         Returns:
             The facts, the longest unconfirmed first; pinned ones are not among them.
         """
-        before = self._desk.now() - timedelta(days=days)
+        before = self._desk.now() - timedelta(days=check_number("days", days, least=0, most=_MOST_DAYS))
         found = [fact for fact in await self.all() if not fact.pinned and confirmed(fact) < before]
         return sorted(found, key=confirmed)
 
     # -- changing --------------------------------------------------------------------------------------------
 
+    @checked
     async def add(
         self,
         text: str,
@@ -180,6 +187,7 @@ class Facts:
         known = Known((one.id, one.text) for one in made.values() if one.live).find(sentence)
         return fact_of(made[record.id if record.id in made or known is None else known])
 
+    @checked
     async def edit(
         self,
         fact: Fact | str,
@@ -217,6 +225,7 @@ class Facts:
         await self._desk.change(merge, Reads(ids=(old.id,)))
         return fact_of(await self._known(old.id))
 
+    @checked
     async def pin(self, fact: Fact | str, pinned: bool = True) -> Fact:
         """Keep a fact whatever a model proposes and however many facts there are, or no longer.
 
@@ -232,6 +241,7 @@ class Facts:
         """
         return await self._amended(_id(fact), {"pinned": True} if pinned else {}, without=("pinned",))
 
+    @checked
     async def confirm(self, fact: Fact | str) -> Fact:
         """Note that a fact is still true.
 
@@ -246,6 +256,7 @@ class Facts:
         """
         return await self._amended(_id(fact), {"confirmed_at": self._desk.now().isoformat()})
 
+    @checked
     async def retract(self, fact: Fact | str, *, at: datetime | None = None) -> Fact:
         """End a fact that no longer holds; it stays as history.
 
@@ -266,6 +277,7 @@ class Facts:
         )
         return fact_of(await self._known(_id(fact)))
 
+    @checked
     async def delete(self, fact: Fact | str) -> Fact | None:
         """Remove a fact, its other wordings, and what it says; its place in the history of others closes.
 

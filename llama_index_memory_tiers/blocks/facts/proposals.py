@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from llama_index_memory_tiers.blocks.facts.changes import Move, key_of
+from llama_index_memory_tiers.checks import check_fields
 from llama_index_memory_tiers.dates import begins, ends, with_dates
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
 from llama_index_memory_tiers.extraction.facts import MAX_FACT_CHARS, FactDraft
 from llama_index_memory_tiers.records import NewRecord, Place, StoredMessage, aware
+from llama_index_memory_tiers.text import analyse
+
+_HEARD_CHARS = 20_000  # of a message; as much as a model is shown
 
 Change = Literal["add", "supersede", "retract"]
 
@@ -48,8 +53,9 @@ class FactProposal:
     said: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         keyed = any(key_of(self.subject, self.relation))
-        if self.action in get_args(Change) and (keyed or (self.action == "add" and self.text.strip())):
+        if keyed or (self.action == "add" and self.text.strip()):
             return
         raise ConfigurationError(
             f"FactProposal action={self.action!r:.40} with subject={self.subject!r:.40}, "
@@ -109,7 +115,7 @@ def moves_of_proposals(
     Returns:
         The moves.
     """
-    moves = []
+    moves, heard = [], _heard(messages)
     for proposal in proposals:
         cited = [message for message in messages if message.id in proposal.said] or list(messages)
         said_at = max(message.created_at for message in cited)
@@ -123,7 +129,9 @@ def moves_of_proposals(
             continue
         subject, relation, value = (" ".join(part.split()) for part in _parts(proposal))
         text = _sentence(proposal.text or f"{subject} {relation} {value}", said_at)
-        record = make(FactDraft(subject, relation, value, text, said_at), sources)
+        draft = FactDraft(subject, relation, value, text, said_at)
+        sources = _sources(draft, sources, heard)
+        record = make(draft, sources)
         targets = None if proposal.action == "supersede" else frozenset[str]()
         moves.append(Move(proposal.action, said_at, record, targets, key, "", since, until, sources))
     return moves
@@ -143,7 +151,7 @@ def moves_of_drafts(
     Returns:
         The moves.
     """
-    moves = []
+    moves, heard = [], _heard(lines)
     for draft in drafts:
         cited = [lines[number - 1] for number in draft.sources]
         newest = max(cited, key=lambda line: line.created_at)
@@ -158,10 +166,27 @@ def moves_of_drafts(
                 moves.append(Move(action, said_at, None, targets, key, since=at, sources=sources))  # type: ignore[arg-type]  # one of two literals
         if draft.retracts or draft.confirms:
             continue
+        sources = _sources(draft, sources, heard)
         record = make(_dated(draft, said_at), sources)
         targets = frozenset(ids[number] for number in draft.replaces if number in ids)
         moves.append(Move("supersede" if targets else "add", said_at, record, targets, key, "", since, until, sources))
     return moves
+
+
+def _heard(lines: Sequence[StoredMessage]) -> dict[Place, AbstractSet[str]]:
+    return {line.place: analyse(line.text[:_HEARD_CHARS]).keys() for line in lines}
+
+
+def _sources(draft: FactDraft, cited: tuple[Place, ...], heard: Mapping[Place, AbstractSet[str]]) -> tuple[Place, ...]:
+    """Where a fact comes from: what is cited, and when that has no word of it, also the lines that have one.
+
+    Forgetting one of these then reaches a fact whose sources a model has confused. A fact in words that nobody used,
+    as after a translation, keeps what is cited.
+    """
+    words = analyse(draft.value).keys() or analyse(draft.text).keys() - analyse(draft.subject).keys()
+    if any(words & heard[place] for place in cited):
+        return cited
+    return tuple(dict.fromkeys((*cited, *(place for place, said in heard.items() if words & said))))
 
 
 def _parts(proposal: FactProposal) -> tuple[str, str, str]:

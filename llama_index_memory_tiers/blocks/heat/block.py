@@ -43,6 +43,7 @@ from llama_index_memory_tiers.blocks.heat.segments import (
     read_segment,
 )
 from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.events import TiersReport
 from llama_index_memory_tiers.extraction.insight import Meter
 from llama_index_memory_tiers.extraction.models import llm_name
@@ -334,6 +335,7 @@ class HeatMemoryBlock(ModelledBlock):
 
     # -- by hand ---------------------------------------------------------------------------------------------
 
+    @checked
     async def atiers(self, memory: Holder) -> TiersReport:
         """Look at the tiers of a memory's owner: counts, tokens, the hottest topics, the profile's version.
 
@@ -350,10 +352,12 @@ class HeatMemoryBlock(ModelledBlock):
         }
         return await hands.tiers(memory.desk(self.name), capacities, self._weights)
 
+    @checked
     async def aprofiles(self, memory: Holder) -> list[hands.ProfileVersion]:
         """All versions of the profile, oldest first."""
         return await hands.profile_versions(await memory.desk(self.name).reader())
 
+    @checked
     async def aroll_back(self, memory: Holder, version: int) -> None:
         """Show an older version of the profile again, as a new version.
 
@@ -366,6 +370,7 @@ class HeatMemoryBlock(ModelledBlock):
         """
         await hands.roll_back(memory.desk(self.name), version)
 
+    @checked
     async def aset_profile(self, memory: Holder, text: str) -> bool:
         """Write the profile by hand, as its next version.
 
@@ -378,6 +383,7 @@ class HeatMemoryBlock(ModelledBlock):
         """
         return await hands.set_profile(memory.desk(self.name), text)
 
+    @checked
     async def alearn(self, memory: Holder, notes: Sequence[tuple[datetime, str, bool]]) -> int:
         """Add knowledge by hand.
 
@@ -391,6 +397,7 @@ class HeatMemoryBlock(ModelledBlock):
         desk = memory.desk(self.name)
         return await hands.learn(desk, notes, self.long_term_knowledge_capacity, self._overflow)
 
+    @checked
     async def apin(self, memory: Holder, segment: str, *, pinned: bool = True) -> None:
         """Keep a segment whatever its heat; or, with `pinned=False`, no longer.
 

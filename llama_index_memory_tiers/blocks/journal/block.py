@@ -18,6 +18,7 @@ from llama_index_memory_tiers.blocks.desk import Desk, Holder
 from llama_index_memory_tiers.blocks.journal.files import OwnerFiles, folder_name
 from llama_index_memory_tiers.blocks.journal.text import heading, inert, read, removed, sections, written
 from llama_index_memory_tiers.budget import Item
+from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Changes, Scope
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
@@ -32,7 +33,9 @@ class JournalMemoryBlock(HandWrittenBlock):
     """Shows `MEMORY.md` and the newest daily entries of a user; both are plain files that anybody may edit.
 
     Files are written through `of(memory)`, or with any editor. Every owner has a folder of its own. Nothing is taken
-    from the chat.
+    from the chat. Writers in several processes wait for each other, except on Windows, where only those of one process
+    do: let one process write there. `aforget` of a person deletes the folder; `contains=` counts in the receipt how
+    often the text stands in the files, which are yours to change; `ids=` and `before=` do not look into them.
 
     Args:
         directory: Where the folders are.
@@ -48,7 +51,7 @@ class JournalMemoryBlock(HandWrittenBlock):
     name: str = "Journal"
     directory: Path
     timezone: str = "UTC"
-    recent_days: int = Field(default=2, ge=0)
+    recent_days: int = Field(default=2, ge=0, le=36_525)
     max_file_bytes: int = Field(default=262_144, ge=_LEAST_BYTES)
     redaction: Any = Field(default="default", exclude=True)
     stable: ClassVar[bool] = True
@@ -127,10 +130,12 @@ class Journal:
         """Headings of `MEMORY.md`, in order."""
         return [section.key for section in sections(await self.read()) if section.key]
 
+    @checked
     async def get(self, key: str) -> str | None:
         """What stands under a heading of exactly these words; `None` when there is none."""
         return read(await self.read(), _key(key))
 
+    @checked
     async def set(self, key: str, text: str) -> None:
         """Write under a heading of `MEMORY.md`, in place of what stood there; all else stays as it is.
 
@@ -150,6 +155,7 @@ class Journal:
         words, body = _key(codec.storable(self._desk.redacted(_key(key)))), codec.storable(self._desk.redacted(text))
         await self._change(lambda old: written(old, words, body))
 
+    @checked
     async def remove(self, key: str) -> bool:
         """Take a heading and what stands under it out of `MEMORY.md`.
 
@@ -162,6 +168,7 @@ class Journal:
         words = _key(key)
         return await self._change(lambda old: old if (new := removed(old, words)) is None else new)
 
+    @checked
     async def append(self, text: str) -> Path:
         """Append an entry to today's file, under the time of day.
 
@@ -190,6 +197,7 @@ class Journal:
         """Today's entries."""
         return await self.day(self._desk.now().astimezone(self._zone).date())
 
+    @checked
     async def day(self, day: date) -> str:
         """Entries of a day, as they stand there; '' when there are none."""
         return await asyncio.to_thread(self._files.day, day)

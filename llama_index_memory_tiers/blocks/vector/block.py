@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 from llama_index.core.memory.memory_blocks.vector import (
     DEFAULT_RETRIEVED_TEXT_TEMPLATE,
@@ -99,6 +99,8 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         query_llm: Writes each question so that it can be understood alone before it is looked up: one call per context.
             Default none; a call that fails or takes longer than `query_seconds` leaves the question as it is.
         query_seconds: Bound of that call, in seconds; default 5.
+        recall_when: Says from the messages of the window, the newest last, whether anything is looked up for a context;
+            such as `lambda messages: messages[-1].role == "user"`. Default always.
         decay_rate: A score is multiplied by exp(-rate · days); .01 halves it in 69.3 days. Default 0.
     """
 
@@ -113,6 +115,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     write_policy: WritePolicy | None = Field(default=None, exclude=True)
     query_llm: LLM | None = Field(default=None, exclude=True)
     query_seconds: float = Field(default=5.0, gt=0)
+    recall_when: Callable[[Sequence[ChatMessage]], bool] | None = Field(default=None, exclude=True)
     decay_rate: float = Field(default=0.0, ge=0)
 
     @field_validator("vector_store", mode="before")
@@ -258,7 +261,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     async def recall(self, query: Query, reader: OwnerReader) -> list[Item]:
         """Offer messages and notes, the most valuable per token first."""
         text = codec.storable(self._asked(query))
-        if not text.strip():
+        if not text.strip() or (self.recall_when is not None and not self.recall_when(query.messages)):
             return []
         if self.query_llm is not None:
             text = await self._rewritten(self.query_llm, text, query)

@@ -58,8 +58,9 @@ class Found:
             text=line,
             score=self.hit.score or float(rank),
             group=f"{self.session_id}/{day}",
-            header=f"<session date='{day}'>" if self.session_id else f"<notes date='{day}'>",
-            footer="</session>" if self.session_id else "</notes>",
+            # Stored text never begins a line, so that it cannot look like this one. A tag with an attribute and an end
+            # took six tokens more a session: +.004 / +.001 of recall within 1 000 / 4 000 tokens.
+            header=f"<{day}>" if self.session_id else f"<notes {day}>",
             order=(self.said_at.timestamp(), float(self.seq)),
             sources=self.sources,
             legs=self.hit.legs,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from typing_extensions import Self
 
@@ -67,6 +69,14 @@ class Postings:
         made = cls()
         made._sorted = entries
         return made
+
+    def find_any(self, terms: Sequence[int]) -> tuple[Array, Array]:
+        """Rows that hold one of several terms and how often together, each of shape (rows found,)."""
+        if len(terms) == 1:
+            return self.find(terms[0])
+        found = [self.find(term) for term in terms]
+        slots, at = np.unique(np.concatenate([rows for rows, _ in found]), return_inverse=True)
+        return slots, np.bincount(at, np.concatenate([counts for _, counts in found]), slots.size)
 
     def find(self, term: int) -> tuple[Array, Array]:
         """Rows that hold a term and how often, each of shape (rows found,)."""

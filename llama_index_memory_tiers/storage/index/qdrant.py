@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 from qdrant_client import AsyncQdrantClient, models
 
 from llama_index_memory_tiers import scoring
+from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.records import Place, aware
 from llama_index_memory_tiers.storage.index.seam import Candidates, Point, Space, Wanted
 from llama_index_memory_tiers.storage.index.search import IndexQuery
-from llama_index_memory_tiers.text import mentions, read_dates
+from llama_index_memory_tiers.text import mentions
 
 _DENSE, _WORDS = "dense", "words"
 _NEVER = 1e15  # epoch seconds: JSON has no infinity
@@ -97,10 +99,10 @@ class QdrantIndex:
         """Best by meaning and by words, also among whom and when the question names."""
         visible = [_is("owner", owner), _after("expires", aware(wanted.query.now).timestamp())]
         (rows, *counts), speakers = await asyncio.gather(
-            self._counts(space, [visible, *([*visible, _is("terms", term)] for term in wanted.terms)]),
+            self._counts(space, [visible, *([*visible, _any("terms", term.numbers)] for term in wanted.terms)]),
             self._speakers(space, visible),
         )
-        found = {term: count for term, count in zip(wanted.terms, counts, strict=True) if count}
+        found = {term.numbers: count for term, count in zip(wanted.terms, counts, strict=True) if count}
         requests = _requests(space, _filter(visible, wanted.query), wanted, rows, found, speakers)
         answers = await self._client.query_batch_points(space.name, requests) if requests else []
         lowest = None
@@ -151,7 +153,7 @@ def _requests(
     among: models.Filter,
     wanted: Wanted,
     rows: int,
-    found: Mapping[int, int],
+    found: Mapping[tuple[int, ...], int],
     speakers: Sequence[str],
 ) -> list[models.QueryRequest]:
     """All legs under the same filter; the last one asks for the worst by meaning, as the best is scored against it."""
@@ -159,9 +161,13 @@ def _requests(
     if wanted.vector is not None and space.dimensions:
         legs.append((_DENSE, wanted.vector.tolist()))
     if found:
-        terms = sorted(found)
-        weights = [scoring.idf(rows, found[term]) for term in terms]
-        legs.append((_WORDS, models.SparseVector(indices=terms, values=weights)))
+        weights: defaultdict[int, float] = defaultdict(float)
+        for term in wanted.terms:
+            for number in term.numbers if term.numbers in found else ():
+                weights[number] += term.weight * scoring.idf(rows, found[term.numbers])
+        legs.append(
+            (_WORDS, models.SparseVector(indices=sorted(weights), values=[weights[n] for n in sorted(weights)]))
+        )
     requests = [
         _request(name, vector, part, wanted.limit)
         for part in (among, *_narrowed(among, wanted.query, speakers))

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from llama_index_memory_tiers.storage.index.rows import Array
 from llama_index_memory_tiers.storage.index.search import IndexQuery
+from llama_index_memory_tiers.storage.index.sought import Sought
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,13 @@ class Wanted:
 
     Args:
         query: With its filters.
-        terms: Numbers of its terms.
+        terms: What to look for, by its numbers.
         vector: The question's direction without what all vectors of the owner share, or `None`.
         limit: At most so many candidates per leg.
     """
 
     query: IndexQuery
-    terms: tuple[int, ...]
+    terms: tuple[Sought, ...]
     vector: Array | None
     limit: int
 
@@ -93,14 +94,14 @@ class Candidates:
     Args:
         records: Row ids.
         rows: How many visible records the owner has.
-        found: Number of a term → how many of them hold it.
+        found: Numbers of terms that count as one → how many of them hold one of these.
         speakers: Who is heard in them.
         lowest: Lowest product with `Wanted.vector` among those that pass the filters, or `None`.
     """
 
     records: frozenset[int]
     rows: int
-    found: Mapping[int, int] = field(default_factory=dict)
+    found: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     speakers: tuple[str, ...] = ()
     lowest: float | None = None
 

@@ -14,12 +14,14 @@ import numpy as np
 from typing_extensions import Self
 
 from llama_index_memory_tiers import scoring
+from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.errors import embedding_mismatch
 from llama_index_memory_tiers.records import Place, aware
 from llama_index_memory_tiers.storage.index.pack import pack, unpack
 from llama_index_memory_tiers.storage.index.rows import Array, IndexColumns, IndexRow, term_number, unit
+from llama_index_memory_tiers.storage.index.sought import Sought, sought
 from llama_index_memory_tiers.storage.index.table import OwnerTable
-from llama_index_memory_tiers.text import QUESTION, analyse, mentions, read_dates
+from llama_index_memory_tiers.text import QUESTION, mentions
 
 MAX_QUERY_TERMS = 64
 """Of a very long question the rarest terms are searched for, so that it costs no more than a long one."""
@@ -63,7 +65,7 @@ class Corpus:
     Args:
         candidates: Ids of rows that may be hits; the others only stand beside them.
         rows: How many rows are visible.
-        found: Number of a term → how many visible rows hold it.
+        found: Numbers of terms that count as one → how many visible rows hold one of them.
         speakers: Who is heard in them.
         embedded: How many live rows have an embedding.
         total: Sum of these embeddings, shape (dimensions,), or `None` for none.
@@ -72,7 +74,7 @@ class Corpus:
 
     candidates: frozenset[int]
     rows: int
-    found: Mapping[int, int]
+    found: Mapping[tuple[int, ...], int]
     speakers: tuple[str, ...] = ()
     embedded: int = 0
     total: Array | None = None
@@ -200,7 +202,7 @@ class OwnerIndex:
             EmbeddingMismatchError: The question's vector has another size than the records' vectors.
             EmbeddingError: It is no vector.
         """
-        terms = list(analyse(query.text))[:_MAX_READ_TERMS]
+        terms = sought(query.text, _MAX_READ_TERMS)
         with self._lock:
             vector = self._query_vector(query)
             silent = not terms and (vector is None or not re.search(r"\w", query.text))
@@ -254,7 +256,7 @@ class OwnerIndex:
     def _legs(
         self,
         query: IndexQuery,
-        terms: list[str],
+        terms: Sequence[Sought],
         vector: Array | None,
         visible: Array,
         among: Array,
@@ -288,25 +290,24 @@ class OwnerIndex:
             return vector
         return scoring.off_centre(vector, corpus.total, corpus.embedded).astype(np.float32)
 
-    def _bm25(self, terms: list[str], visible: Array, corpus: Corpus | None) -> Array:
+    def _bm25(self, terms: Sequence[Sought], visible: Array, corpus: Corpus | None) -> Array:
         """BM25 over windows of messages, shape (rows,)."""
         found = []
         for term in terms:
-            number = term_number(term)
-            slots, counts = self._rows.postings.find(number)
+            slots, counts = self._rows.postings.find_any(term.numbers)
             seen = visible[slots]
             if seen.any():
                 slots = slots[seen]
-                rows = slots.size if corpus is None else max(slots.size, corpus.found.get(number, 0))
-                found.append((rows, slots, counts[seen].astype(np.float32)))
+                rows = slots.size if corpus is None else max(slots.size, corpus.found.get(term.numbers, 0))
+                found.append((rows, term.weight, slots, counts[seen].astype(np.float32)))
         found.sort(key=lambda entry: entry[0])  # stable: equally rare terms in the order of the question
         size, total_rows = self._rows.size, int(np.count_nonzero(visible))
         if corpus is not None:
             total_rows = max(total_rows, corpus.rows)
         near, norm = self._rows.structure()
         total, window = np.zeros(size + 1, np.float32), np.zeros(size + 1, np.float32)
-        for rows, slots, counts in found[:MAX_QUERY_TERMS]:
-            weight = np.float32(scoring.idf(total_rows, rows))
+        for rows, share_of_word, slots, counts in found[:MAX_QUERY_TERMS]:
+            weight = np.float32(share_of_word * scoring.idf(total_rows, rows))
             window[slots] += counts
             reached = [slots]
             for share, neighbour in near:

@@ -30,7 +30,7 @@ NOTED = "Noted."
 _MEMORY = re.compile(r"<memory>\n?(.*?)</memory>", re.DOTALL)
 _TAG_LINE = re.compile(r"\s*</?[\w.-]+(?:\s[^<>]*)?>\s*")
 _WRAPPED = re.compile(r"<(?P<tag>[\w.-]+)(?:\s[^<>]*)?>(?P<text>.*)</(?P=tag)>", re.DOTALL)
-_DATE = re.compile(r"\sdate=['\"]([^'\"]*)['\"]")
+_DATE = re.compile(r"<(?:notes )?(\d{1,2} \w+ \d{4})>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _memory_lines(section: str) -> Iterator[_Line]:
             yield line
         open_line = raw
         if _TAG_LINE.fullmatch(raw):
-            found = _DATE.search(raw)
+            found = _DATE.fullmatch(raw)
             date = found[1] if found else "" if raw.strip().startswith("</") else date
             open_line = ""
 

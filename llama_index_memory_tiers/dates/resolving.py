@@ -6,8 +6,8 @@ import re
 import unicodedata
 from datetime import datetime, timedelta
 
+from llama_index_memory_tiers.dates.reading import DateHint, find_dates
 from llama_index_memory_tiers.records import aware
-from llama_index_memory_tiers.text import DateHint, find_dates
 
 _WORKED_OUT = re.compile(r"\s*[(（]\d{4}")
 

@@ -1,0 +1,128 @@
+"""Owners: how they are named, and the read-only view of one that blocks are given."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from llama_index_memory_tiers.records import (
+    Record,
+    Scope,
+    StoredMessage,
+)
+from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.storage.index import (
+    Hit,
+    IndexQuery,
+)
+from llama_index_memory_tiers.storage.parts import Visits
+from llama_index_memory_tiers.storage.records import RecalledMessage, RecordStore
+
+_logger = logging.getLogger(__name__)
+
+
+def owner_key(scope: Scope, sid: int, *, per_session: bool = False) -> str:
+    """Name the owner of what is learnt in a session.
+
+    Args:
+        scope: Whose session.
+        sid: Its private row.
+        per_session: Keep it to this session even though there is a user.
+
+    Returns:
+        `u:<user>` or `s:<session row>`; equal text means equal owner, character by character.
+    """
+    return f"u:{scope.user_id}" if scope.user_id is not None and not per_session else f"s:{sid}"
+
+
+class OwnerReader:
+    """Read-only view of one owner's memories, as blocks are given it.
+
+    Args:
+        store: Where.
+        owner: Whose.
+        block: Key of the block that reads.
+    """
+
+    def __init__(self, store: RecordStore, owner: str, block: str) -> None:
+        self._store = store
+        self.owner = owner
+        self._block = block
+
+    async def records(self, *kinds: str, limit: int | None = None, past: bool = False) -> list[Record]:
+        """Live records that this block wrote, oldest first; with a limit the newest of them, with `past` all."""
+        return await self._store.records(self.owner, kinds=kinds, block=self._block, limit=limit, past=past)
+
+    async def search(self, query: IndexQuery, *, model: str = "") -> list[Hit]:
+        """Candidates, best first; see `RecordStore.search`."""
+        return await self._store.search(self.owner, model, query)
+
+    async def search_all(self, queries: Iterable[IndexQuery], *, model: str = "") -> list[list[Hit]]:
+        """Several searches of one state of the records; see `RecordStore.search_all`."""
+        return await self._store.search_all(self.owner, model, queries)
+
+    async def hits_of(self, scores: Mapping[str, float]) -> list[Hit]:
+        """Candidates of another index; see `RecordStore.hits_of`."""
+        return await self._store.hits_of(self.owner, scores)
+
+    async def messages_of(self, hits: Sequence[Hit]) -> list[RecalledMessage]:
+        """Messages behind candidates; see `RecordStore.messages_of`."""
+        return await self._store.messages_of(self.owner, hits)
+
+    async def records_of(self, hits: Sequence[Hit]) -> list[Record]:
+        """Records behind candidates; see `RecordStore.records_of`."""
+        return await self._store.records_of(self.owner, hits)
+
+    async def records_by_hit(self, hits: Sequence[Hit]) -> dict[int, Record]:
+        """Records behind candidates by the id of the hit; see `RecordStore.records_by_hit`."""
+        return await self._store.records_by_hit(self.owner, hits)
+
+    async def remembered(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """What was made from the owner's records, made anew whenever they have changed.
+
+        Args:
+            name: What it is.
+            make: Makes it by reading this owner's records only.
+
+        Returns:
+            The newest one; shared, so not to be changed by its readers but in ways that all of them may see.
+        """
+        return await self._store.remembered((self.owner, self._block, name), make)
+
+    def now(self) -> datetime:
+        """The storage's clock."""
+        return codec.from_microseconds(self._store.now())
+
+    async def light(self, *kinds: str) -> list[Record]:
+        """Live records that this block wrote, oldest first, without their sources."""
+        return await self._store.parts.of_kinds(self.owner, self._block, kinds)
+
+    async def history(self, *kinds: str) -> list[Record]:
+        """All records that this block wrote, superseded and put aside ones too, oldest first, without their sources."""
+        return await self._store.parts.of_kinds(self.owner, self._block, kinds, live=False)
+
+    async def by_ids(self, ids: Sequence[str]) -> list[Record]:
+        """Records of this owner, whatever became of them, with their sources."""
+        return await self._store.parts.by_ids(self.owner, ids)
+
+    async def parts_of(self, ids: Sequence[str], kind: str) -> list[Record]:
+        """Live parts of records, such as the pages of segments, oldest first, without their sources."""
+        return await self._store.parts.parts_of(self.owner, ids, kind)
+
+    async def latest(self, kind: str, sid: int, upto: int) -> Record | None:
+        """The record of this block and kind that knows the newest message of a session up to a place."""
+        return await self._store.parts.latest(self.owner, self._block, kind, sid, upto)
+
+    async def vectors(self, ids: Sequence[str], model: str) -> dict[str, Any]:
+        """Embeddings of records, shape (dimensions,) each; those without one are missing."""
+        return await self._store.parts.vectors(self.owner, ids, model)
+
+    async def messages_behind(self, ids: Sequence[str]) -> dict[str, list[StoredMessage]]:
+        """The messages that records come from, in the order of the log."""
+        return await self._store.parts.messages_behind(self.owner, ids)
+
+    async def visits(self, kind: str) -> dict[str, Visits]:
+        """How often records of a kind were shown; those that never were are missing."""
+        return await self._store.parts.visits(self.owner, kind)
