@@ -43,7 +43,13 @@ def turn(number: int) -> list[ChatMessage]:
 def unclear_parts(error: MemoryTiersError) -> list[str]:
     """Parts of an error that are no sentence, or missing in what is printed."""
     parts = (error.given, error.allowed, error.remedy)
-    return [part for part in parts if len(part) <= 10 or not part.endswith((".", "…")) or part not in str(error)]
+    ends = (".", "…")
+    return [
+        part
+        for part in parts
+        # A command to be copied has no full stop.
+        if len(part) <= 10 or not (part.endswith(ends) or part.startswith("Run: ")) or part not in str(error)
+    ]
 
 
 class Clock:
