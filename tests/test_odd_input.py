@@ -24,6 +24,7 @@ from llama_index_memory_tiers import (
     VectorMemoryBlock,
     WorkingMemoryBlock,
 )
+from llama_index_memory_tiers.storage import OwnerReader
 from tests.doubles import said
 
 BEYOND = [
@@ -204,3 +205,23 @@ async def test_a_phrase_said_a_hundred_times_does_not_push_the_answer_out(storag
     shown = repr(await memory.for_session("now").aget("Where does my sister live?"))
     assert "Porto" in shown
     assert shown.count("I don't know where your sister lives.") == 1
+
+
+async def test_among_repeated_phrases_nothing_is_read_twice(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of candidates grows until enough differ."""
+    read: list[int] = []
+    plain = OwnerReader.messages_of
+
+    async def counted(self: OwnerReader, hits: Any) -> Any:
+        read.extend(hit.id for hit in hits)
+        return await plain(self, hits)
+
+    monkeypatch.setattr(OwnerReader, "messages_of", counted)
+    memory = memory_with(storage, VectorMemoryBlock(embed_model=None), token_limit=400)
+    await memory.aput_messages([said("user", "My sister lives in Porto."), said("assistant", "Nice.")])
+    for number in range(60):
+        asked = memory.for_session(f"later {number}")
+        await asked.aput_messages([said("user", "Where does my sister live?"), said("assistant", "I don't know.")])
+    await memory.for_session("now").aget("Where does my sister live?")
+    assert len(read) > 50  # more than the first list
+    assert len(read) == len(set(read))

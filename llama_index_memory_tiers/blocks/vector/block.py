@@ -272,11 +272,12 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     async def _found(self, text: str, query: Query, reader: OwnerReader) -> list[Found]:
         """What fills the allowance, best first."""
         limit = max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE)
+        known: dict[int, Found] = {}
         while True:
             hits = await self._candidates(text, reader, query.scope, query.now, query.visible, limit=limit)
             if self.partitions:
                 return within_quotas(distinct(await read_found(reader, hits)), self.partitions)[: self.similarity_top_k]
-            found = await self._enough(hits, query.allowance, reader)
+            found = await self._enough(hits, query.allowance, reader, known)
             # With the same words again and again among the candidates, more of them are looked at.
             full = len(found) >= (self.similarity_top_k or limit) or _tokens(found) >= query.allowance
             if full or len(hits) < limit or limit >= _MOST_HITS:
@@ -401,8 +402,13 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return []
         return [hit for hit in await reader.hits_of(scores) if hit.place is None or hit.place not in visible]
 
-    async def _enough(self, hits: Sequence[Hit], allowance: int, reader: OwnerReader) -> list[Found]:
-        """What fills the allowance, and a little more so that packing has a choice; the same words once."""
+    async def _enough(
+        self, hits: Sequence[Hit], allowance: int, reader: OwnerReader, known: dict[int, Found]
+    ) -> list[Found]:
+        """What fills the allowance, and a little more so that packing has a choice; the same words once.
+
+        What is read is put into `known`, so that a longer list of candidates reads only what is new in it.
+        """
         # A message that can never fit must not stand in the way of those that do.
         waiting = [hit for hit in hits if hit.tokens <= allowance]
         found: list[Found] = []
@@ -413,7 +419,8 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
                 part.append(waiting[at])
                 tokens += waiting[at].tokens
                 at += 1
-            found = distinct([*found, *await read_found(reader, part)])
+            known |= {one.hit.id: one for one in await read_found(reader, [hit for hit in part if hit.id not in known])}
+            found = distinct([*found, *(replace(known[hit.id], hit=hit) for hit in part if hit.id in known)])
             tokens = _tokens(found)
         return found
 
