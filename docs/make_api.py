@@ -79,7 +79,8 @@ def _signature(name: str, value: Any) -> str:
     kinds = [one.kind for one in signature.parameters.values() if one.name not in {"self", "cls"}]
     if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
-    word = "async def" if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value) else "def"
+    bare = inspect.unwrap(value)
+    word = "async def" if inspect.iscoroutinefunction(bare) or inspect.isasyncgenfunction(bare) else "def"
     answer = "" if signature.return_annotation is inspect.Signature.empty else f" -> {signature.return_annotation}"
     whole = f"{word} {name}({', '.join(parameters)}){answer}"
     if len(whole) > _WIDTH:

@@ -169,8 +169,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _holds(value: Any, kind: type, inner: tuple[Any, ...]) -> bool:
     """A text is one value, whatever it can be cut into; what can be read only once is looked at by who reads it."""
-    if inner[-1:] == (...,):
-        kind = Sequence  # a list is as good as a tuple of any length
+    if kind is list or inner[-1:] == (...,):
+        kind = Sequence  # lists and tuples of any length are as good as each other
     if not isinstance(value, kind) or isinstance(value, str | bytes):
         return False
     if isinstance(value, Mapping) != issubclass(kind, Mapping):
