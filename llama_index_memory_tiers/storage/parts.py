@@ -21,6 +21,9 @@ from llama_index_memory_tiers.storage.schema import Tables
 
 Vector = NDArray[np.float32]
 
+SHARED = "shared"
+"""Kind of the record under an agent's owner that lets it tell a record of somebody; its parent is that record."""
+
 
 @dataclass(frozen=True, slots=True)
 class Visits:
@@ -112,6 +115,40 @@ class PartReader:
             .order_by(r.c.id)
         )
 
+    async def shared(
+        self, agent: str, asking: str, block: str, model: str, limit: int
+    ) -> list[tuple[Record, Vector | None]]:
+        """Live records of others that an agent may tell, oldest first, without their sources.
+
+        Args:
+            agent: Owner key of the agent.
+            asking: Owner who asks; their own records are left out.
+            block: Key of the block that wrote them.
+            model: Name of the embedding model.
+            limit: The newest so many.
+
+        Returns:
+            Records, each with its embedding if it has one.
+        """
+        r, e, grant = self._r, self._t.embeddings, self._r.alias("granted")
+        query = (
+            select(r, e.c.vec)
+            .select_from(
+                grant.join(r, r.c.uid == grant.c.parent).outerjoin(e, and_(e.c.record_id == r.c.id, e.c.model == model))
+            )
+            .where(grant.c.owner == agent, grant.c.kind == SHARED, grant.c.superseded_by.is_(None))
+            .where(grant.c.block == block, r.c.owner != asking, self._live)
+            .order_by(grant.c.id.desc())
+            .limit(limit)
+        )
+
+        async def work(connection: AsyncConnection) -> list[tuple[Record, Vector | None]]:
+            rows = (await connection.execute(query, {"now": self._now()})).all()
+            found = readable(rows, {})
+            return [(found[row.id], _vector(row.vec)) for row in reversed(rows) if row.id in found]
+
+        return await self._database.read(work)
+
     async def latest(self, owner: str, block: str, kind: str, sid: int, upto: int) -> Record | None:
         """The record of a block and kind that knows the newest message of a session up to a sequence number."""
         r, s = self._r, self._t.sources
@@ -147,8 +184,8 @@ class PartReader:
                     .where(r.c.uid.in_(part), r.c.owner == owner)
                 )
                 for uid, stored in await connection.execute(query):
-                    if stored and len(stored) % 2 == 0:
-                        found[uid] = np.frombuffer(stored, "<f2").astype(np.float32)
+                    if (vector := _vector(stored)) is not None:
+                        found[uid] = vector
             return found
 
         return await self._database.read(work) if ids and model else {}
@@ -211,3 +248,8 @@ class PartReader:
 
         if ids:
             await self._database.write(work)
+
+
+def _vector(stored: bytes | None) -> Vector | None:
+    """An embedding as it was stored; `None` for none, and for a damaged one."""
+    return np.frombuffer(stored, "<f2").astype(np.float32) if stored and len(stored) % 2 == 0 else None

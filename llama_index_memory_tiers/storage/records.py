@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ from llama_index_memory_tiers.storage.index import (
     encode_vector,
 )
 from llama_index_memory_tiers.storage.packs import Pack, PackStore
-from llama_index_memory_tiers.storage.parts import PartReader, Visits
+from llama_index_memory_tiers.storage.parts import SHARED, PartReader, Vector, Visits
 from llama_index_memory_tiers.storage.record_rows import readable
 from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows, storable_ids
 from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables, owner_touch
@@ -88,6 +89,11 @@ def owner_key(scope: Scope, sid: int, *, per_session: bool = False) -> str:
         `u:<user>` or `s:<session row>`; equal text means equal owner, character by character.
     """
     return f"u:{scope.user_id}" if scope.user_id is not None and not per_session else f"s:{sid}"
+
+
+def agent_key(agent_id: str) -> str:
+    """Name the owner of what an agent may tell all its users: `a:<agent>`."""
+    return f"a:{agent_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +330,13 @@ class RecordStore:
                 "rev": rev,
             }
             await connection.execute(update(r).where(r.c.uid == uid, r.c.owner == owner).values(amended))
+        grants = [
+            _row_of(_grant(uid), agent_key(agent), block, rev, now)
+            for agent, ids in changes.share.items()
+            for uid in ids
+        ]
+        if grants:
+            await connection.execute(insert(r), grants)
 
     async def _revise(self, connection: AsyncConnection, owner: str, record: NewRecord, rev: int) -> None:
         r, t = self._r, self._t
@@ -752,6 +765,10 @@ class OwnerReader:
         """Live parts of records, such as the pages of segments, oldest first, without their sources."""
         return await self._store.parts.parts_of(self.owner, ids, kind)
 
+    async def shared(self, agent_id: str, model: str, limit: int) -> list[tuple[Record, Vector | None]]:
+        """What an agent may tell of what others taught it: the newest live records of this block, with embeddings."""
+        return await self._store.parts.shared(agent_key(agent_id), self.owner, self._block, model, limit)
+
     async def latest(self, kind: str, sid: int, upto: int) -> Record | None:
         """The record of this block and kind that knows the newest message of a session up to a place."""
         return await self._store.parts.latest(self.owner, self._block, kind, sid, upto)
@@ -767,6 +784,11 @@ class OwnerReader:
     async def visits(self, kind: str) -> dict[str, Visits]:
         """How often records of a kind were shown; those that never were are missing."""
         return await self._store.parts.visits(self.owner, kind)
+
+
+def _grant(uid: str) -> NewRecord:
+    """What lets an agent tell a record: a part of it without a word, so that it is forgotten with it."""
+    return NewRecord(str(uuid.uuid5(uuid.NAMESPACE_OID, f"{uid}/shared")), SHARED, parent=uid)
 
 
 def _row_of(record: NewRecord, owner: str, block: str, rev: int, now: int) -> dict[str, Any]:

@@ -79,12 +79,13 @@ async def fill_shelf(reader: OwnerReader, model: str) -> Shelf:
     profiles = await reader.light(PROFILE)
     return Shelf(
         segments=tuple(volume_of(segment, model) for segment in segments),
-        known=tuple((one, _note_volume(one, vectors.get(one.id))) for one in known),
+        known=tuple((one, note_volume(one, vectors.get(one.id))) for one in known),
         profile=profiles[-1] if profiles else None,
     )
 
 
-def _note_volume(note: Record, vector: Vector | None) -> Volume:
+def note_volume(note: Record, vector: Vector | None) -> Volume:
+    """A piece of knowledge as something to compare with."""
     terms = analyse(note.text)
     return Volume(note.id, terms, tuple(terms), vector)
 
