@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import episodes, reading, recall, writing
+from benchmarks import episodes, heat, reading, recall, writing
 
 PACKAGES = ("llama-index-core", "sqlalchemy", "aiosqlite", "numpy")
 
@@ -31,6 +31,7 @@ async def measure(directory: Path, *, quick: bool, postgres: str | None) -> str:
         await reading.report(directory, quick=quick),
         await recall.report(directory, quick=quick, postgres=postgres),
         await episodes.report(directory, quick=quick),
+        await heat.report(directory, quick=quick),
     ]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     head = f"Python {platform.python_version()}, {platform.machine()}, {versions}."

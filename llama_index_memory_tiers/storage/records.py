@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from sqlalchemy import and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import and_, bindparam, delete, func, insert, or_, select, union, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
@@ -39,9 +38,10 @@ from llama_index_memory_tiers.storage.index import (
     encode_terms,
     encode_vector,
 )
+from llama_index_memory_tiers.storage.made import Made, Take
 from llama_index_memory_tiers.storage.packs import Pack, PackStore
 from llama_index_memory_tiers.storage.parts import SHARED, PartReader, Vector, Visits
-from llama_index_memory_tiers.storage.record_rows import readable
+from llama_index_memory_tiers.storage.record_rows import owned, readable
 from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows, storable_ids
 from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables, owner_touch
 
@@ -54,8 +54,6 @@ _THREAD_ROWS = 500
 # An index is packed when so many rows of it, and a quarter of all, were read one by one.
 _PACKED_ROWS = 2000
 _LAST_ID = 2**63 - 1
-# Owners of whom blocks remember what they made of their records.
-_MADE = 16
 
 Fence = Callable[[AsyncConnection], Awaitable[bool]]
 Merge = Callable[[Sequence[Record]], Changes]
@@ -145,14 +143,13 @@ class RecordStore:
             or_(r.c.expires_at.is_(None), r.c.expires_at > bindparam("now")),
         )
         self._prepare_lookups()
-        self._made: OrderedDict[tuple[str, str, str], tuple[Any, Any]] = OrderedDict()
         self.parts = PartReader(database, tables, self._live, now)
+        self.made = Made(database, tables, self.parts)
 
     def _prepare_lookups(self) -> None:
         # Made once: making and hashing such a statement takes longer than running it.
         r, m, s = self._r, self._t.messages, self._t.sessions
-        # Behind coalesce the owner is a check, not a way in: SQLite else reads all rows of the owner for 30 ids.
-        mine = and_(func.coalesce(r.c.owner, "") == bindparam("owner"), self._live)
+        mine = and_(owned(r, bindparam("owner")), self._live)
         by_id = and_(r.c.id.in_(bindparam("ids", expanding=True)), mine)
         self._whole = select(r).where(by_id)
         self._hits = select(r.c.uid, r.c.id, r.c.sid, r.c.seq, r.c.tokens, r.c.said_at, r.c.speaker).where(
@@ -172,13 +169,12 @@ class RecordStore:
         for key in self._cache.held():
             if isinstance(key, tuple) and key[0] in owners:
                 self._cache.drop(key)
-        for made in [key for key in self._made if key[0] in owners]:
-            self._made.pop(made, None)
+        self.made.drop(owners)
 
     def cached(self, owners: Collection[str]) -> int:
         """How many indexes of these owners are held, and other things that were made of their records."""
-        keys = [*self._cache.held(), *self._made]
-        return sum(isinstance(key, tuple) and key[0] in owners for key in keys)
+        held = sum(isinstance(key, tuple) and key[0] in owners for key in self._cache.held())
+        return held + self.made.count(owners)
 
     def now(self) -> int:
         """The clock in microseconds since 1970."""
@@ -193,23 +189,6 @@ class RecordStore:
             return int(found or 0)
 
         return await self._database.read(work)
-
-    async def remembered(self, key: tuple[str, str, str], make: Callable[[], Awaitable[Any]]) -> Any:
-        """See `OwnerReader.remembered`; the owner is the first part of the key."""
-        o = self._t.owners
-
-        async def work(connection: AsyncConnection) -> Any:
-            return (await connection.execute(select(o.c.epoch, o.c.rev).where(o.c.owner == key[0]))).first()
-
-        # Before what is read, so that a change in between is seen the next time.
-        found = await self._database.read(work)
-        state = None if found is None else (found.epoch, found.rev)
-        known = self._made.get(key)
-        if known is None or known[0] != state:
-            known = self._made[key] = (state, await make())
-            while len(self._made) > _MADE:
-                self._made.popitem(last=False)
-        return known[1]
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -280,14 +259,15 @@ class RecordStore:
         r = self._r
         if not reads.kinds and not reads.ids:
             return []
-        own = and_(r.c.kind.in_(reads.kinds), r.c.block == block)
-        wanted = or_(
-            own if reads.past else and_(own, self._live),
-            r.c.uid.in_(storable_ids(reads.ids)),
+        own = and_(r.c.owner == owner, r.c.kind.in_(reads.kinds), r.c.block == block)
+        # Each way in alone: SQLite reads all rows of the owner to answer both at once.
+        wanted = union(
+            select(r.c.id).where(own if reads.past else and_(own, self._live)),
+            select(r.c.id).where(r.c.uid.in_(storable_ids(reads.ids)), owned(r, owner)),
         )
         return await self._records(
             connection,
-            select(r).where(r.c.owner == owner, wanted).order_by(r.c.id),
+            select(r).where(r.c.id.in_(wanted)).order_by(r.c.id),
             {} if reads.past else {"now": self._now()},
         )
 
@@ -319,7 +299,7 @@ class RecordStore:
         for ids, archived_at in ((changes.archive, now), (changes.restore, None)):
             for part in chunks(ids):
                 await connection.execute(
-                    update(r).where(r.c.uid.in_(part), r.c.owner == owner).values(archived_at=archived_at, rev=rev)
+                    update(r).where(r.c.uid.in_(part), owned(r, owner)).values(archived_at=archived_at, rev=rev)
                 )
         for record in changes.revise:
             await self._revise(connection, owner, record, rev)
@@ -743,7 +723,21 @@ class OwnerReader:
         Returns:
             The newest one; shared, so not to be changed by its readers but in ways that all of them may see.
         """
-        return await self._store.remembered((self.owner, self._block, name), make)
+        return await self._store.made.remembered((self.owner, self._block, name), make)
+
+    async def followed(self, name: str, kinds: Sequence[str], take: Take) -> Any:
+        """What was made from the owner's records, brought up to date with those that have changed.
+
+        Args:
+            name: What it is.
+            kinds: The kinds of records that it is made from; none of them may expire.
+            take: Gets the value so far, or `None`, and the records that have changed since, those that left among
+                them, oldest first and without their sources; answers a new value.
+
+        Returns:
+            The newest one; shared, so not to be changed.
+        """
+        return await self._store.made.followed((self.owner, self._block, name), kinds, take)
 
     def now(self) -> datetime:
         """The storage's clock."""

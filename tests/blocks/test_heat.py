@@ -27,7 +27,6 @@ from llama_index_memory_tiers.blocks.heat.merging import merge_heat, reads_of
 from llama_index_memory_tiers.blocks.heat.recall import (
     RecallRules,
     choose_pages,
-    choose_segments,
     page_volumes,
     question,
 )
@@ -926,7 +925,7 @@ async def test_two_stages_find_what_brute_force_over_their_stages_finds(
     own = reader(storage)
     model = wordllama_model.model_name
     segments = [volume_of(read_segment(record), model) for record in await own.light("segment")]
-    chosen = {id_ for id_, _ in choose_segments(asked, segments, scale, RecallRules())}
+    chosen = {id_ for id_, _ in ranked(asked, segments, likeness(scale, segments, asked.terms), least=0.1, most=5)}
     inside = [page for page in await own.light("page") if page.parent in chosen]
     vectors = await own.vectors([page.id for page in inside], model)
     best = choose_pages(asked, page_volumes(inside, vectors), scale, RecallRules(pages=3))

@@ -13,20 +13,15 @@ from pydantic import Field, PrivateAttr
 from llama_index_memory_tiers.blocks.desk import Holder
 from llama_index_memory_tiers.blocks.heat import hands
 from llama_index_memory_tiers.blocks.heat.analysis import Analyst, Before, told_pages
+from llama_index_memory_tiers.blocks.heat.filing import Filing, FilingRules, file_pages
+from llama_index_memory_tiers.blocks.heat.library import library_of
 from llama_index_memory_tiers.blocks.heat.merging import Calls, HeatDraft, merge_heat, reads_of
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
 from llama_index_memory_tiers.blocks.heat.pages import Page, cut, extended, make_page, told
 from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, USER, Promotion, side
-from llama_index_memory_tiers.blocks.heat.recalling import THREAD_SEGMENTS, RecallingBlock
+from llama_index_memory_tiers.blocks.heat.recalling import RecallingBlock
 from llama_index_memory_tiers.blocks.heat.segments import KIND as SEGMENT
-from llama_index_memory_tiers.blocks.heat.segments import (
-    Filing,
-    FilingRules,
-    Likeness,
-    Segment,
-    file_pages,
-    read_segment,
-)
+from llama_index_memory_tiers.blocks.heat.segments import Likeness, Segment, read_segment
 from llama_index_memory_tiers.blocks.heat.sharing import approved
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.events import TiersReport
@@ -40,6 +35,8 @@ from llama_index_memory_tiers.text import analyse
 
 # A segment takes no more pages, and the next one on its topic begins: the cost of looking into it stays bounded.
 _SEGMENT_PAGES = 100
+# So many segments are compared in a thread, so that the loop stays free.
+_THREAD_SEGMENTS = 100
 _SPARE_LEAVERS = 8
 # What is left of the time of a batch when no other analysis is begun.
 _ANALYSIS_SHARE = 0.5
@@ -166,7 +163,7 @@ class HeatMemoryBlock(RecallingBlock):
         until: float,
     ) -> HeatDraft:
         now = reader.now()
-        segments = [read_segment(record) for record in await reader.light(SEGMENT)]
+        library = await library_of(reader, self._model)
         visits = await reader.visits(SEGMENT)
         rules = FilingRules(
             threshold=self.mid_term_similarity_threshold,
@@ -175,12 +172,12 @@ class HeatMemoryBlock(RecallingBlock):
             most_pages=_SEGMENT_PAGES if self.policy == "heat" else None,
             follow=self.policy == "heat",
         )
-        arguments = (pages, segments, rules, now, before.record.parent if before is not None else None)
-        if len(segments) > THREAD_SEGMENTS:
+        arguments = (pages, library, rules, now, before.record.parent if before is not None else None)
+        if len(library.segments) > _THREAD_SEGMENTS:
             filings, changed = await asyncio.to_thread(file_pages, *arguments)
         else:
             filings, changed = file_pages(*arguments)
-        state = {segment.id: segment for segment in segments} | changed
+        state = library.segments | changed
         promotions = await self._promotions(batch, reader, state, filings, visits, meter, counter, until, now)
         return HeatDraft(
             session_id=batch.scope.session_id,

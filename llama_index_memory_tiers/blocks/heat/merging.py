@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
+from llama_index_memory_tiers.blocks.heat.filing import Filing
 from llama_index_memory_tiers.blocks.heat.pages import page_record
 from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, PROFILE, LongTerm, Promotion, version
 from llama_index_memory_tiers.blocks.heat.segments import (
     KIND,
-    Filing,
     Segment,
     begun,
     read_segment,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from pydantic import Field
 
 from llama_index_memory_tiers.blocks.base import Query
+from llama_index_memory_tiers.blocks.heat.library import library_of
 from llama_index_memory_tiers.blocks.heat.models import ModelledBlock
 from llama_index_memory_tiers.blocks.heat.promotion import AGENT, USER, side
 from llama_index_memory_tiers.blocks.heat.recall import (
@@ -15,7 +15,6 @@ from llama_index_memory_tiers.blocks.heat.recall import (
     Shelf,
     choose_knowledge,
     choose_pages,
-    choose_segments,
     fill_shelf,
     knowledge_item,
     note_volume,
@@ -30,9 +29,6 @@ from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.heat import Scale
 from llama_index_memory_tiers.records import Record, Scope
 from llama_index_memory_tiers.storage import OwnerReader, codec
-
-THREAD_SEGMENTS = 100
-"""So many segments are compared in a thread, so that the loop stays free."""
 
 
 class RecallingBlock(ModelledBlock):
@@ -63,7 +59,7 @@ class RecallingBlock(ModelledBlock):
         scale = await self._scaled_quietly(query)
         asked = question(text, await self._query_vector(text, query))
         rules = RecallRules(pages=self.retrieval_queue_capacity, literal=self.policy == "memoryos")
-        pages = await self._recalled_pages(asked, scale, rules, query, reader, shelf)
+        pages = await self._recalled_pages(asked, scale, rules, query, reader)
         user = [pair for pair in shelf.known if side(pair[0]) == USER]
         agent = await self._of_agent(query.scope, reader, shelf)
         known = [
@@ -82,13 +78,11 @@ class RecallingBlock(ModelledBlock):
         return [pair for pair in pool if pair[0].id in left]
 
     async def _recalled_pages(
-        self, asked: Probe, scale: Scale, rules: RecallRules, query: Query, reader: OwnerReader, shelf: Shelf
+        self, asked: Probe, scale: Scale, rules: RecallRules, query: Query, reader: OwnerReader
     ) -> list[Item]:
-        if len(shelf.segments) > THREAD_SEGMENTS:
-            chosen = await asyncio.to_thread(choose_segments, asked, shelf.segments, scale, rules)
-        else:
-            chosen = choose_segments(asked, shelf.segments, scale, rules)
-        volumes = await pages_of(shelf, [id_ for id_, _ in chosen], reader, self._model)
+        library = await library_of(reader, self._model)
+        chosen = library.about(asked, scale, least=rules.least, most=rules.segments, literal=rules.literal)
+        volumes = await pages_of(library, [id_ for id_, _ in chosen], reader)
         best = choose_pages(asked, volumes, scale, rules)
         # Texts come from SQL whatever is remembered, so that nothing that was forgotten is shown.
         ids = [id_ for id_, _ in best]
