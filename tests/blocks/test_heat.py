@@ -20,7 +20,7 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from llama_index_instrumentation import get_dispatcher
 
-from llama_index_memory_tiers import ConfigurationError, HeatMemoryBlock, Storage, TieredMemory
+from llama_index_memory_tiers import ConfigurationError, HeatMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.blocks.base import Query
 from llama_index_memory_tiers.blocks.heat.calibration import PAIRS, scale_of, unit
 from llama_index_memory_tiers.blocks.heat.merging import merge_heat, reads_of
@@ -950,6 +950,16 @@ async def test_what_the_window_shows_is_not_recalled(storage: Storage) -> None:
     await chat.aflush()
     shown = await chat.aget(input="What did the vet say?")
     assert all("<memory>" not in str(message.content) for message in shown)
+
+
+async def test_beside_a_block_that_shows_messages_a_page_of_the_same_messages_takes_no_room(storage: Storage) -> None:
+    for blocks, times in (([block()], 1), ([VectorMemoryBlock(embed_model=None), block()], 1)):
+        chat = TieredMemory(storage=storage, user_id="ann", session_id="s", memory_blocks=blocks, delivery="inline")
+        await talk(chat, *CAT[:2])
+        await chat.aflush()
+        shown = str((await chat.for_session("t").aget(input="How much dry food for the cat Tom?"))[0].content)
+        assert shown.count(CAT[1][1]) == times
+        await chat.aforget(scope="user")
 
 
 async def test_recall_goes_on_by_words_while_the_embedding_service_is_down(

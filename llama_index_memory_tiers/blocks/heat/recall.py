@@ -184,5 +184,6 @@ def page_item(page: Record, messages: Sequence[StoredMessage], score: float) -> 
         sources=frozenset(stored.place for stored in messages),
         record_id=page.id,
         visits=(page.parent,) if page.parent else (),
+        quotes=all(len(stored.text) <= _MESSAGE_CHARACTERS for stored in messages),
         late=True,  # a block that recalls single messages wastes no room on their neighbours
     )
