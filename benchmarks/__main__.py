@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import episodes, load, reading, recall, writing
+from benchmarks import episodes, heat, load, reading, recall, writing
 
 HERE = Path(__file__).parent
 PACKAGES = ("llama-index-core", "sqlalchemy", "aiosqlite", "asyncpg", "qdrant-client", "numpy")
@@ -35,6 +35,7 @@ async def measure(directory: Path, *, quick: bool, postgres: str | None) -> str:
         await reading.report(directory, quick=quick),
         await recall.report(directory, quick=quick, postgres=postgres),
         await episodes.report(directory, quick=quick),
+        await heat.report(directory, quick=quick),
         await load.report(directory, quick=quick, postgres=postgres, pictures=directory if quick else HERE),
     ]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)

@@ -2,6 +2,7 @@
 
 from llama_index_memory_tiers.attribution import attributed
 from llama_index_memory_tiers.blocks import (
+    AgentStatement,
     Episode,
     EpisodeStep,
     EpisodicMemoryBlock,
@@ -46,6 +47,7 @@ from llama_index_memory_tiers.views import MemoryView
 __version__ = "0.1.0"
 
 __all__ = [
+    "AgentStatement",
     "BudgetError",
     "ByAge",
     "ByDisuse",

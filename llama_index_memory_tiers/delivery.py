@@ -344,7 +344,9 @@ class Delivery:
             consumer = consumers.get(letter.block)
             if session is None or consumer is None:
                 continue
-            step = await absorb_letter(self._storage, consumer, session, letter, counter=self._counter)
+            step = await absorb_letter(
+                self._storage, consumer, session, letter, counter=self._counter, agent_id=self._agent_id
+            )
             pending = letter.hi - letter.lo if step.error else 0
             found = BlockProgress(letter.block, step.messages, pending, step.error)
             total[letter.block] = _sum(total[letter.block], found)

@@ -6,7 +6,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 Terms = Mapping[str, float]
 """Term → how often it occurs."""
@@ -103,6 +106,14 @@ class Scale:
         if span <= 0:
             return 0.0  # a model that tells nothing apart
         return min(1.0, max(0.0, (cosine - self.unrelated) / span * self.meaning))
+
+    def of_all(self, cosines: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """The same for many cosines."""
+        span = self.related - self.unrelated
+        if span <= 0:
+            return np.zeros(len(cosines))
+        scaled: NDArray[np.float64] = (cosines.astype(np.float64) - self.unrelated) / span * self.meaning
+        return np.clip(scaled, 0.0, 1.0)
 
 
 RAW = Scale()

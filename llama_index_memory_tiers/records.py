@@ -301,6 +301,7 @@ class Changes:
         archive: Ids to put aside.
         restore: Ids to take back from where `archive` put them.
         amend: Id → what changes about it; its text and what it is found by stay.
+        share: Agent → ids of records that it may tell all its users, for as long as they are live.
         events: What is told once all this is written.
     """
 
@@ -310,6 +311,7 @@ class Changes:
     archive: tuple[str, ...] = ()
     restore: tuple[str, ...] = ()
     amend: Mapping[str, Amendment] = field(default_factory=nothing)
+    share: Mapping[str, tuple[str, ...]] = field(default_factory=nothing)
     events: tuple[Any, ...] = ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -470,6 +471,21 @@ def test_an_item_leaves_when_lending_shows_its_sources_and_its_room_is_used():
     packed = pack(rows, 6 + 12 + 4 + 4, parts, window_share=6)
     assert shown(packed) == [1, 2, 3]
     assert kept(packed, "recall") == ["other"]
+
+
+def test_what_other_items_quote_is_not_quoted_again():
+    one, two, both, more = (frozenset(places) for places in ({(0, 1)}, {(0, 2)}, {(0, 1), (0, 2)}, {(0, 2), (0, 3)}))
+    lines = Part("lines", 1, (Item("line1", sources=one, quotes=True), Item("line2", sources=two, quotes=True)))
+    pages = (
+        Item("page", sources=both, quotes=True),
+        Item("another", sources=more, quotes=True),
+        Item("fact", sources=both),  # says in its own words what it comes from
+    )
+    packed = pack([said("user", 3, 1)], 60, [lines, Part("pages", 2, pages)])
+    assert (kept(packed, "lines"), kept(packed, "pages")) == (["line1", "line2"], ["another", "fact"])
+    assert [(out.reason, out.item.text) for out in packed.left_out] == [("already shown", "page")]
+    fewer = replace(lines, items=lines.items[:1])
+    assert "page" in kept(pack([said("user", 3, 1)], 60, [fewer, Part("pages", 2, pages)]), "pages")
 
 
 def test_priority_0_items_stay_although_the_window_shows_them():

@@ -18,6 +18,7 @@ PACKAGE = Path(inspect.getfile(llama_index_memory_tiers)).parent
 PROJECT = PACKAGE.parent
 
 PUBLIC = [
+    "AgentStatement",
     "BudgetError",
     "ByAge",
     "ByDisuse",

@@ -16,7 +16,7 @@ from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBloc
 from llama_index_memory_tiers.blocks.facts.proposals import FactProposal
 from llama_index_memory_tiers.blocks.facts.values import Fact
 from llama_index_memory_tiers.blocks.foreign import ForeignBlock
-from llama_index_memory_tiers.blocks.heat import HeatMemoryBlock, ProfileVersion
+from llama_index_memory_tiers.blocks.heat import AgentStatement, HeatMemoryBlock, ProfileVersion
 from llama_index_memory_tiers.blocks.journal.block import JournalMemoryBlock
 from llama_index_memory_tiers.blocks.static import StaticMemoryBlock
 from llama_index_memory_tiers.blocks.summary import SummaryMemoryBlock
@@ -24,6 +24,7 @@ from llama_index_memory_tiers.blocks.vector.block import VectorMemoryBlock
 from llama_index_memory_tiers.blocks.working import WorkingMemoryBlock
 
 __all__ = [
+    "AgentStatement",
     "Episode",
     "EpisodeStep",
     "EpisodicMemoryBlock",

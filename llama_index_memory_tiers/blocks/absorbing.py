@@ -269,7 +269,13 @@ async def _absorb(
 
 
 async def absorb_letter(
-    storage: Storage, consumer: Consumer, session: Session, letter: DeadLetter, *, counter: TokenCounter
+    storage: Storage,
+    consumer: Consumer,
+    session: Session,
+    letter: DeadLetter,
+    *,
+    counter: TokenCounter,
+    agent_id: str | None = None,
 ) -> Step:
     """Try a dead letter again; it is gone in the transaction that absorbs its range.
 
@@ -279,11 +285,12 @@ async def absorb_letter(
         session: Which session.
         letter: The range.
         counter: Measures texts.
+        agent_id: Provenance.
 
     Returns:
         What became of it.
     """
-    scope = Scope(session.session_id, session.user_id or None)
+    scope = Scope(session.session_id, session.user_id or None, agent_id)
     owner = owner_key(scope, session.sid, per_session=consumer.per_session)
     epoch = await storage.records.epoch(owner)
     rows, _ = await storage.log.read(session.sid, session.session_id, after=letter.lo, until=letter.hi)

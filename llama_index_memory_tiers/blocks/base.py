@@ -133,6 +133,11 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         """Newest complete turns that stay unread while the chat goes on."""
         return 0
 
+    @property
+    def hears_others(self) -> bool:
+        """Whether what it recalls changes with what others say: then no answer of it is kept for a turn."""
+        return False
+
     def holding(self, record: Record, visits: Visits | None, now: datetime) -> Holding:  # noqa: ARG002  # for blocks with heat
         """A record of this block as seen by who decides what may leave."""
         weight = record.data.get("importance")

@@ -33,6 +33,7 @@ class Item:
         legs: What found it, leg → score.
         record_id: The record it comes from.
         visits: Ids of the records that are visited when it is recalled, counted once a turn.
+        quotes: It shows its sources word for word: it is left out as well when other such items show all of them.
         late: It claims only what is left when all other items have claimed theirs: what other blocks may say better.
     """
 
@@ -46,6 +47,7 @@ class Item:
     legs: Mapping[str, float] = field(default_factory=dict, hash=False)
     record_id: str | None = None
     visits: tuple[str, ...] = ()
+    quotes: bool = False
     late: bool = False
 
 
@@ -107,8 +109,8 @@ class LeftOut:
 
     Args:
         part: Name of the part; empty for a message of the window.
-        reason: `already shown` by the window; `no room`; over the `share` of its part, and nothing was left
-            to lend; `cut` by the block itself; `no call` for a tool result whose call is not in the window.
+        reason: `already shown` by the window or by other items; `no room`; over the `share` of its part, and nothing
+            was left to lend; `cut` by the block itself; `no call` for a tool result whose call is not in the window.
         item: The item, when it is one.
         row: The message of the window, when it is one.
     """

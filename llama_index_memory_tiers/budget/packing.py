@@ -151,7 +151,7 @@ class Packer:
         for claim in self._claims(section):
             if self._late(claim) is not late or claim.piece in state.kept:
                 continue
-            if self._redundant(claim) or (cost := self._cost(claim)) > free:
+            if self._said(claim) or (cost := self._cost(claim)) > free:
                 continue
             if state.tokens + state.cost(claim.piece) > share:
                 self._reasons[claim] = "share"
@@ -215,7 +215,7 @@ class Packer:
             found.append(_Claim(-1, index))
         for section in self._order:
             kept = self._sections[section].kept
-            found += [c for c in self._claims(section) if c.piece not in kept and not self._redundant(c)]
+            found += [c for c in self._claims(section) if c.piece not in kept and not self._said(c)]
         return [*(c for c in found if not self._late(c)), *(c for c in found if self._late(c))]
 
     def _late(self, claim: _Claim) -> bool:
@@ -226,6 +226,23 @@ class Packer:
             return False
         sources = self._sections[claim.section].part.items[claim.piece].sources
         return bool(sources) and sources <= self._shown
+
+    def _said(self, claim: _Claim) -> bool:
+        """Whether it is redundant, or would quote what other items quote; what is kept stays whoever comes later."""
+        if claim.section < 0 or claim.piece < 0 or self._redundant(claim):
+            return self._redundant(claim)
+        item = self._sections[claim.section].part.items[claim.piece]
+        return item.quotes and bool(item.sources) and item.sources <= self._shown | self._quoted(claim)
+
+    def _quoted(self, but: _Claim) -> set[Place]:
+        """Messages that the items which are kept show word for word."""
+        return {
+            place
+            for at, section in enumerate(self._sections)
+            for piece in section.kept
+            if piece >= 0 and (at, piece) != (but.section, but.piece) and section.part.items[piece].quotes
+            for place in section.part.items[piece].sources
+        }
 
     def _cost(self, claim: _Claim) -> int:
         if claim.section < 0:
@@ -316,7 +333,7 @@ class Packer:
         """Add what fits by estimate; what was popped once is left to `_squeeze`."""
         before, free = len(self._journal), self._free()
         for claim in self._candidates():
-            if claim in self._popped or self._redundant(claim):
+            if claim in self._popped or self._said(claim):
                 continue
             cost = self._cost(claim)
             if cost <= free:
@@ -389,7 +406,7 @@ class Packer:
             section = self._sections[at]
             for claim in self._claims(at):
                 if claim.piece not in section.kept:
-                    reason = "already shown" if self._redundant(claim) else self._reasons.get(claim, "no room")
+                    reason = "already shown" if self._said(claim) else self._reasons.get(claim, "no room")
                     item = section.part.items[claim.piece] if claim.piece >= 0 else None
                     yield LeftOut(section.part.name, reason, item)
         for name in self._cut:

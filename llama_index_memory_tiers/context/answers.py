@@ -93,7 +93,11 @@ class Answers:
         answers = await asyncio.gather(*(self._ask(block, request, visible) for block in asked))
         found = {**known, **{block.name: answer for block, answer in zip(asked, answers, strict=True)}}
         if cacheable and remembered is None:
-            ours = {block.name: found[block.name] for block in asked if isinstance(block, TieredMemoryBlock)}
+            ours = {
+                block.name: found[block.name]
+                for block in asked
+                if isinstance(block, TieredMemoryBlock) and not block.hears_others
+            }
             self._turns.put(key, ours)
         return found
 

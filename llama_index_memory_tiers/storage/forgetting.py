@@ -292,9 +292,9 @@ class ForgettingStore:
                 if done is None:
                     return
                 await self._overwriting(connection)
-                owners = {row.owner for row in page}
                 parts = await self._eraser.parts_of(connection, page)
                 rows = list(({row.id: row for row in page} | parts).values())
+                owners = {row.owner for row in rows}
                 counts = await self._eraser.delete(connection, rows, await self._eraser.touch(connection, owners))
                 await self._note_forgotten(connection, run, rows, ())
                 await self._add(connection, run.job, done, counts.items())

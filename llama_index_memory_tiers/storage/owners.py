@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -17,10 +16,10 @@ from llama_index_memory_tiers.storage.index import (
     Hit,
     IndexQuery,
 )
-from llama_index_memory_tiers.storage.parts import Visits
+from llama_index_memory_tiers.storage.made import Take
+from llama_index_memory_tiers.storage.parts import Vector, Visits
+from llama_index_memory_tiers.storage.record_rows import agent_key
 from llama_index_memory_tiers.storage.records import RecalledMessage, RecordStore
-
-_logger = logging.getLogger(__name__)
 
 
 def owner_key(scope: Scope, sid: int, *, per_session: bool = False) -> str:
@@ -89,7 +88,21 @@ class OwnerReader:
         Returns:
             The newest one; shared, so not to be changed by its readers but in ways that all of them may see.
         """
-        return await self._store.remembered((self.owner, self._block, name), make)
+        return await self._store.made.remembered((self.owner, self._block, name), make)
+
+    async def followed(self, name: str, kinds: Sequence[str], take: Take) -> Any:
+        """What was made from the owner's records, brought up to date with those that have changed.
+
+        Args:
+            name: What it is.
+            kinds: The kinds of records that it is made from; none of them may expire.
+            take: Gets the value so far, or `None`, and the records that have changed since, those that left among
+                them, oldest first and without their sources; answers a new value.
+
+        Returns:
+            The newest one; shared, so not to be changed.
+        """
+        return await self._store.made.followed((self.owner, self._block, name), kinds, take)
 
     def now(self) -> datetime:
         """The storage's clock."""
@@ -110,6 +123,10 @@ class OwnerReader:
     async def parts_of(self, ids: Sequence[str], kind: str) -> list[Record]:
         """Live parts of records, such as the pages of segments, oldest first, without their sources."""
         return await self._store.parts.parts_of(self.owner, ids, kind)
+
+    async def shared(self, agent_id: str, model: str, limit: int) -> list[tuple[Record, Vector | None]]:
+        """What an agent may tell of what others taught it: the newest live records of this block, with embeddings."""
+        return await self._store.parts.shared(agent_key(agent_id), self.owner, self._block, model, limit)
 
     async def latest(self, kind: str, sid: int, upto: int) -> Record | None:
         """The record of this block and kind that knows the newest message of a session up to a place."""

@@ -15,11 +15,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llama_index_memory_tiers.records import Place, Record, StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
-from llama_index_memory_tiers.storage.record_rows import readable
+from llama_index_memory_tiers.storage.record_rows import owned, readable
 from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows
 from llama_index_memory_tiers.storage.schema import Tables
 
 Vector = NDArray[np.float32]
+
+SHARED = "shared"
+"""Kind of the record under an agent's owner that lets it tell a record of somebody; its parent is that record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class PartReader:
         )
         self._visit = text(
             f"INSERT INTO {visits} AS v (record_id, n, last_at) "
-            f"SELECT r.id, 1, CAST(:now AS BIGINT) FROM {records} r WHERE r.owner = :owner AND r.uid IN :ids "
+            f"SELECT r.id, 1, CAST(:now AS BIGINT) FROM {records} r "
+            "WHERE COALESCE(r.owner, '') = :owner AND r.uid IN :ids "  # as in `owned`
             "ON CONFLICT (record_id) DO UPDATE SET n = v.n + 1, "
             "last_at = CASE WHEN excluded.last_at > v.last_at THEN excluded.last_at ELSE v.last_at END"
         ).bindparams(bindparam("ids", expanding=True))
@@ -77,6 +81,12 @@ class PartReader:
         query = select(r).where(r.c.owner == owner, r.c.kind.in_(list(kinds)), r.c.block == block)
         return await self._read((query.where(self._live) if live else query).order_by(r.c.id))
 
+    async def changed(self, owner: str, block: str, kinds: Sequence[str], since: int) -> list[Record]:
+        """What a block wrote or put aside after a revision of its owner, oldest first, without sources."""
+        r = self._r
+        query = select(r).where(r.c.owner == owner, r.c.rev > since, r.c.kind.in_(list(kinds)), r.c.block == block)
+        return await self._read(query.order_by(r.c.id))
+
     async def of_block(self, owner: str, block: str) -> list[Record]:
         """All live records that a block wrote, oldest first, without their sources."""
         r = self._r
@@ -90,7 +100,7 @@ class PartReader:
             rows: list[Any] = []
             places: dict[int, tuple[Place, ...]] = {}
             for part in chunks(ids):
-                found = await connection.execute(select(r).where(r.c.owner == owner, r.c.uid.in_(part)))
+                found = await connection.execute(select(r).where(owned(r, owner), r.c.uid.in_(part)))
                 rows += found.all()
             for part in chunks([row.id for row in rows]):
                 query = select(s).where(s.c.record_id.in_(part)).order_by(s.c.sid, s.c.seq)
@@ -107,10 +117,42 @@ class PartReader:
             return []
         r = self._r
         return await self._read(
-            select(r)
-            .where(r.c.parent.in_(list(ids)), r.c.owner == owner, r.c.kind == kind, self._live)
-            .order_by(r.c.id)
+            select(r).where(r.c.parent.in_(list(ids)), owned(r, owner), r.c.kind == kind, self._live).order_by(r.c.id)
         )
+
+    async def shared(
+        self, agent: str, asking: str, block: str, model: str, limit: int
+    ) -> list[tuple[Record, Vector | None]]:
+        """Live records of others that an agent may tell, oldest first, without their sources.
+
+        Args:
+            agent: Owner key of the agent.
+            asking: Owner who asks; their own records are left out.
+            block: Key of the block that wrote them.
+            model: Name of the embedding model.
+            limit: The newest so many.
+
+        Returns:
+            Records, each with its embedding if it has one.
+        """
+        r, e, grant = self._r, self._t.embeddings, self._r.alias("granted")
+        query = (
+            select(r, e.c.vec)
+            .select_from(
+                grant.join(r, r.c.uid == grant.c.parent).outerjoin(e, and_(e.c.record_id == r.c.id, e.c.model == model))
+            )
+            .where(grant.c.owner == agent, grant.c.kind == SHARED, grant.c.superseded_by.is_(None))
+            .where(grant.c.block == block, r.c.owner != asking, self._live)
+            .order_by(grant.c.id.desc())
+            .limit(limit)
+        )
+
+        async def work(connection: AsyncConnection) -> list[tuple[Record, Vector | None]]:
+            rows = (await connection.execute(query, {"now": self._now()})).all()
+            found = readable(rows, {})
+            return [(found[row.id], _vector(row.vec)) for row in reversed(rows) if row.id in found]
+
+        return await self._database.read(work)
 
     async def latest(self, owner: str, block: str, kind: str, sid: int, upto: int) -> Record | None:
         """The record of a block and kind that knows the newest message of a session up to a sequence number."""
@@ -144,11 +186,11 @@ class PartReader:
                 query = (
                     select(r.c.uid, e.c.vec)
                     .join(e, and_(e.c.record_id == r.c.id, e.c.model == model))
-                    .where(r.c.uid.in_(part), r.c.owner == owner)
+                    .where(r.c.uid.in_(part), owned(r, owner))
                 )
                 for uid, stored in await connection.execute(query):
-                    if stored and len(stored) % 2 == 0:
-                        found[uid] = np.frombuffer(stored, "<f2").astype(np.float32)
+                    if (vector := _vector(stored)) is not None:
+                        found[uid] = vector
             return found
 
         return await self._database.read(work) if ids and model else {}
@@ -166,7 +208,7 @@ class PartReader:
                 .join(m, and_(m.c.sid == p.c.sid, m.c.seq == p.c.seq))
                 .join(s, s.c.sid == m.c.sid)
             )
-            .where(r.c.uid.in_(bindparam("ids", expanding=True)), r.c.owner == owner, m.c.status != GONE, self._live)
+            .where(r.c.uid.in_(bindparam("ids", expanding=True)), owned(r, owner), m.c.status != GONE, self._live)
             .order_by(m.c.sid, m.c.seq)
         )  # fmt: skip
 
@@ -211,3 +253,8 @@ class PartReader:
 
         if ids:
             await self._database.write(work)
+
+
+def _vector(stored: bytes | None) -> Vector | None:
+    """An embedding as it was stored; `None` for none, and for a damaged one."""
+    return np.frombuffer(stored, "<f2").astype(np.float32) if stored and len(stored) % 2 == 0 else None

@@ -8,10 +8,25 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import Table, func
+
 from llama_index_memory_tiers.records import Place, Record
 from llama_index_memory_tiers.storage import codec
 
 _logger = logging.getLogger(__name__)
+
+
+def owned(records: Table, owner: Any) -> Any:
+    """Condition that rows which are found by their ids are this owner's.
+
+    Behind coalesce the owner is a check, not a way in: SQLite else reads all rows of the owner for thirty ids.
+    """
+    return func.coalesce(records.c.owner, "") == owner
+
+
+def agent_key(agent_id: str) -> str:
+    """Name the owner of what an agent may tell all its users: `a:<agent>`."""
+    return f"a:{agent_id}"
 
 
 def _record(row: Any, sources: tuple[Place, ...]) -> Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import uuid
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -20,10 +20,10 @@ from llama_index_memory_tiers.storage.index import (
     encode_terms,
     encode_vector,
 )
+from llama_index_memory_tiers.storage.parts import SHARED
+from llama_index_memory_tiers.storage.record_rows import agent_key, owned
 from llama_index_memory_tiers.storage.rows import chunks
 from llama_index_memory_tiers.storage.schema import Tables
-
-_logger = logging.getLogger(__name__)
 
 
 class RecordWriter:
@@ -72,7 +72,7 @@ class RecordWriter:
         for ids, archived_at in ((changes.archive, now), (changes.restore, None)):
             for part in chunks(ids):
                 await connection.execute(
-                    update(r).where(r.c.uid.in_(part), r.c.owner == owner).values(archived_at=archived_at, rev=rev)
+                    update(r).where(r.c.uid.in_(part), owned(r, owner)).values(archived_at=archived_at, rev=rev)
                 )
         for record in changes.revise:
             await self._revise(connection, owner, record, rev)
@@ -83,6 +83,13 @@ class RecordWriter:
                 "rev": rev,
             }
             await connection.execute(update(r).where(r.c.uid == uid, r.c.owner == owner).values(amended))
+        grants = [
+            _row_of(_grant(uid), agent_key(agent), block, rev, now)
+            for agent, ids in changes.share.items()
+            for uid in ids
+        ]
+        if grants:
+            await connection.execute(insert(r), grants)
 
     async def _revise(self, connection: AsyncConnection, owner: str, record: NewRecord, rev: int) -> None:
         r, t = self._r, self._t
@@ -139,6 +146,11 @@ class RecordWriter:
         for table, rows in ((t.sources, sources), (t.embeddings, vectors), (t.terms, terms)):
             if rows:
                 await connection.execute(insert(table), rows)
+
+
+def _grant(uid: str) -> NewRecord:
+    """What lets an agent tell a record: a part of it without a word, so that it is forgotten with it."""
+    return NewRecord(str(uuid.uuid5(uuid.NAMESPACE_OID, f"{uid}/shared")), SHARED, parent=uid)
 
 
 def _row_of(record: NewRecord, owner: str, block: str, rev: int, now: int) -> dict[str, Any]:

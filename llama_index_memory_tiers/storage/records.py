@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, or_, select
+from sqlalchemy import and_, bindparam, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
@@ -27,16 +25,13 @@ from llama_index_memory_tiers.storage.index import (
     Hit,
     IndexQuery,
 )
+from llama_index_memory_tiers.storage.made import Made
 from llama_index_memory_tiers.storage.parts import PartReader
-from llama_index_memory_tiers.storage.record_rows import readable
+from llama_index_memory_tiers.storage.record_rows import owned, readable
 from llama_index_memory_tiers.storage.record_writing import RecordWriter
 from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows, storable_ids
 from llama_index_memory_tiers.storage.schema import Tables, owner_touch
 from llama_index_memory_tiers.storage.search import OwnerSearch
-
-_logger = logging.getLogger(__name__)
-
-_MADE = 16
 
 Fence = Callable[[AsyncConnection], Awaitable[bool]]
 Merge = Callable[[Sequence[Record]], Changes]
@@ -82,14 +77,13 @@ class RecordStore:
             or_(r.c.expires_at.is_(None), r.c.expires_at > bindparam("now")),
         )
         self._prepare_lookups()
-        self._made: OrderedDict[tuple[str, str, str], tuple[Any, Any]] = OrderedDict()
         self.parts = PartReader(database, tables, self._live, now)
+        self.made = Made(database, tables, self.parts)
 
     def _prepare_lookups(self) -> None:
         # Made once: making and hashing such a statement takes longer than running it.
         r, m, s = self._r, self._t.messages, self._t.sessions
-        # Behind coalesce the owner is a check, not a way in: SQLite else reads all rows of the owner for 30 ids.
-        mine = and_(func.coalesce(r.c.owner, "") == bindparam("owner"), self._live)
+        mine = and_(owned(r, bindparam("owner")), self._live)
         by_id = and_(r.c.id.in_(bindparam("ids", expanding=True)), mine)
         self._whole = select(r).where(by_id)
         self._hits = select(r.c.uid, r.c.id, r.c.sid, r.c.seq, r.c.tokens, r.c.said_at, r.c.speaker).where(
@@ -107,12 +101,11 @@ class RecordStore:
     def drop_cached(self, owners: Collection[str]) -> None:
         """Let the indexes of owners go, and what blocks made of their records."""
         self.indexes.drop(owners)
-        for made in [key for key in self._made if key[0] in owners]:
-            self._made.pop(made, None)
+        self.made.drop(owners)
 
     def cached(self, owners: Collection[str]) -> int:
         """How many indexes of these owners are held, and other things that were made of their records."""
-        return self.indexes.held(owners) + sum(key[0] in owners for key in list(self._made))
+        return self.indexes.held(owners) + self.made.count(owners)
 
     def now(self) -> int:
         """The clock in microseconds since 1970."""
@@ -127,23 +120,6 @@ class RecordStore:
             return int(found or 0)
 
         return await self._database.read(work)
-
-    async def remembered(self, key: tuple[str, str, str], make: Callable[[], Awaitable[Any]]) -> Any:
-        """See `OwnerReader.remembered`; the owner is the first part of the key."""
-        o = self._t.owners
-
-        async def work(connection: AsyncConnection) -> Any:
-            return (await connection.execute(select(o.c.epoch, o.c.rev).where(o.c.owner == key[0]))).first()
-
-        # Before what is read, so that a change in between is seen the next time.
-        found = await self._database.read(work)
-        state = None if found is None else (found.epoch, found.rev)
-        known = self._made.get(key)
-        if known is None or known[0] != state:
-            known = self._made[key] = (state, await make())
-            while len(self._made) > _MADE:
-                self._made.popitem(last=False)
-        return known[1]
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -210,14 +186,15 @@ class RecordStore:
         r = self._r
         if not reads.kinds and not reads.ids:
             return []
-        own = and_(r.c.kind.in_(reads.kinds), r.c.block == block)
-        wanted = or_(
-            own if reads.past else and_(own, self._live),
-            r.c.uid.in_(storable_ids(reads.ids)),
+        own = and_(r.c.owner == owner, r.c.kind.in_(reads.kinds), r.c.block == block)
+        # Each way in alone: SQLite reads all rows of the owner to answer both at once.
+        wanted = union(
+            select(r.c.id).where(own if reads.past else and_(own, self._live)),
+            select(r.c.id).where(r.c.uid.in_(storable_ids(reads.ids)), owned(r, owner)),
         )
         return await self._records(
             connection,
-            select(r).where(r.c.owner == owner, wanted).order_by(r.c.id),
+            select(r).where(r.c.id.in_(wanted)).order_by(r.c.id),
             {} if reads.past else {"now": self._now()},
         )
 

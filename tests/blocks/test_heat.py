@@ -20,14 +20,13 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from llama_index_instrumentation import get_dispatcher
 
-from llama_index_memory_tiers import ConfigurationError, HeatMemoryBlock, Storage, TieredMemory
+from llama_index_memory_tiers import ConfigurationError, HeatMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.blocks.base import Query
 from llama_index_memory_tiers.blocks.heat.calibration import PAIRS, scale_of, unit
 from llama_index_memory_tiers.blocks.heat.merging import merge_heat, reads_of
 from llama_index_memory_tiers.blocks.heat.recall import (
     RecallRules,
     choose_pages,
-    choose_segments,
     page_volumes,
     question,
 )
@@ -926,7 +925,7 @@ async def test_two_stages_find_what_brute_force_over_their_stages_finds(
     own = reader(storage)
     model = wordllama_model.model_name
     segments = [volume_of(read_segment(record), model) for record in await own.light("segment")]
-    chosen = {id_ for id_, _ in choose_segments(asked, segments, scale, RecallRules())}
+    chosen = {id_ for id_, _ in ranked(asked, segments, likeness(scale, segments, asked.terms), least=0.1, most=5)}
     inside = [page for page in await own.light("page") if page.parent in chosen]
     vectors = await own.vectors([page.id for page in inside], model)
     best = choose_pages(asked, page_volumes(inside, vectors), scale, RecallRules(pages=3))
@@ -951,6 +950,16 @@ async def test_what_the_window_shows_is_not_recalled(storage: Storage) -> None:
     await chat.aflush()
     shown = await chat.aget(input="What did the vet say?")
     assert all("<memory>" not in str(message.content) for message in shown)
+
+
+async def test_beside_a_block_that_shows_messages_a_page_of_the_same_messages_takes_no_room(storage: Storage) -> None:
+    for blocks, times in (([block()], 1), ([VectorMemoryBlock(embed_model=None), block()], 1)):
+        chat = TieredMemory(storage=storage, user_id="ann", session_id="s", memory_blocks=blocks, delivery="inline")
+        await talk(chat, *CAT[:2])
+        await chat.aflush()
+        shown = str((await chat.for_session("t").aget(input="How much dry food for the cat Tom?"))[0].content)
+        assert shown.count(CAT[1][1]) == times
+        await chat.aforget(scope="user")
 
 
 async def test_recall_goes_on_by_words_while_the_embedding_service_is_down(

@@ -2,5 +2,6 @@
 
 from llama_index_memory_tiers.blocks.heat.block import HeatMemoryBlock
 from llama_index_memory_tiers.blocks.heat.hands import ProfileVersion
+from llama_index_memory_tiers.blocks.heat.sharing import AgentStatement
 
-__all__ = ["HeatMemoryBlock", "ProfileVersion"]
+__all__ = ["AgentStatement", "HeatMemoryBlock", "ProfileVersion"]

@@ -11,6 +11,7 @@ from typing import Any
 from llama_index.core.llms import LLM
 
 from llama_index_memory_tiers.blocks.absorbing import is_outage
+from llama_index_memory_tiers.blocks.heat.filing import Filing
 from llama_index_memory_tiers.blocks.heat.pages import KIND, Page, Vector, page_terms
 from llama_index_memory_tiers.blocks.heat.promotion import (
     PROFILE,
@@ -18,7 +19,7 @@ from llama_index_memory_tiers.blocks.heat.promotion import (
     knowledge_records,
     profile_record,
 )
-from llama_index_memory_tiers.blocks.heat.segments import Filing, Likeness, Probe, Segment, Volume, probe_of
+from llama_index_memory_tiers.blocks.heat.segments import Likeness, Probe, Segment, Volume, probe_of
 from llama_index_memory_tiers.errors import ModelCallsUnavailableError
 from llama_index_memory_tiers.extraction.facts import spoken
 from llama_index_memory_tiers.extraction.insight import (

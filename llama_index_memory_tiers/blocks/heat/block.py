@@ -10,58 +10,40 @@ from typing import Literal
 
 from pydantic import Field, PrivateAttr
 
-from llama_index_memory_tiers.blocks.base import Query
 from llama_index_memory_tiers.blocks.desk import Holder
 from llama_index_memory_tiers.blocks.heat import hands
 from llama_index_memory_tiers.blocks.heat.analysis import Analyst, Before, told_pages
+from llama_index_memory_tiers.blocks.heat.filing import Filing, FilingRules, file_pages
+from llama_index_memory_tiers.blocks.heat.library import library_of
 from llama_index_memory_tiers.blocks.heat.merging import Calls, HeatDraft, merge_heat, reads_of
-from llama_index_memory_tiers.blocks.heat.models import ModelledBlock
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
 from llama_index_memory_tiers.blocks.heat.pages import Page, cut, extended, make_page, told
 from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, USER, Promotion, side
-from llama_index_memory_tiers.blocks.heat.recall import (
-    RecallRules,
-    Shelf,
-    choose_knowledge,
-    choose_pages,
-    choose_segments,
-    fill_shelf,
-    knowledge_item,
-    page_item,
-    pages_of,
-    profile_item,
-    question,
-)
+from llama_index_memory_tiers.blocks.heat.recalling import RecallingBlock
 from llama_index_memory_tiers.blocks.heat.segments import KIND as SEGMENT
-from llama_index_memory_tiers.blocks.heat.segments import (
-    Filing,
-    FilingRules,
-    Likeness,
-    Probe,
-    Segment,
-    file_pages,
-    read_segment,
-)
-from llama_index_memory_tiers.budget import Item, TokenCounter
+from llama_index_memory_tiers.blocks.heat.segments import Likeness, Segment, read_segment
+from llama_index_memory_tiers.blocks.heat.sharing import approved
+from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.events import TiersReport
 from llama_index_memory_tiers.extraction.insight import Meter
 from llama_index_memory_tiers.extraction.models import llm_name
 from llama_index_memory_tiers.heat import Scale, Tenant, eviction_order
-from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record
+from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope
 from llama_index_memory_tiers.retention import Holding
-from llama_index_memory_tiers.storage import OwnerReader, Visits, codec, new_id
+from llama_index_memory_tiers.storage import OwnerReader, Visits, new_id
 from llama_index_memory_tiers.text import analyse
 
 # A segment takes no more pages, and the next one on its topic begins: the cost of looking into it stays bounded.
 _SEGMENT_PAGES = 100
+# So many segments are compared in a thread, so that the loop stays free.
 _THREAD_SEGMENTS = 100
 _SPARE_LEAVERS = 8
 # What is left of the time of a batch when no other analysis is begun.
 _ANALYSIS_SHARE = 0.5
 
 
-class HeatMemoryBlock(ModelledBlock):
+class HeatMemoryBlock(RecallingBlock):
     """Remembers by topic: what one keeps coming back to becomes a profile and knowledge, what cools down leaves.
 
     Pages (a question with its answer) are filed under segments (topics). A segment's heat grows with its pages and
@@ -86,6 +68,9 @@ class HeatMemoryBlock(ModelledBlock):
         grace_hours: Younger segments leave last; default 24.
         knowledge_overflow: What leaves when there is too much knowledge: what is unimportant and old
             (`importance`), or the oldest (`fifo`).
+        share: Which statements an agent may tell all its users: `unnamed`, those that do not speak of the user, or a
+            callable that decides for each `AgentStatement`. They are withdrawn with what they came from. Default:
+            nothing that was said to an agent by one user is told to another.
         policy: `heat`, or `memoryos` for the original's rules: raw cosines, Jaccard in recall, least frequently used
             leaves, first in first out, only the hottest segment is analysed.
         model_seconds: Bound of one model call; default 30.
@@ -95,8 +80,6 @@ class HeatMemoryBlock(ModelledBlock):
     name: str = "HeatMemory"
     short_term_capacity: int = Field(default=10, ge=0, le=100)
     mid_term_capacity: int = Field(default=2000, ge=1)
-    long_term_knowledge_capacity: int = Field(default=100, ge=1)
-    retrieval_queue_capacity: int = Field(default=7, ge=1)
     mid_term_heat_threshold: float = Field(default=5.0, gt=0)
     mid_term_similarity_threshold: float = Field(default=0.6, gt=0)
     heat_alpha: float = Field(default=1.0, ge=0)
@@ -181,7 +164,7 @@ class HeatMemoryBlock(ModelledBlock):
         until: float,
     ) -> HeatDraft:
         now = reader.now()
-        segments = [read_segment(record) for record in await reader.light(SEGMENT)]
+        library = await library_of(reader, self._model)
         visits = await reader.visits(SEGMENT)
         rules = FilingRules(
             threshold=self.mid_term_similarity_threshold,
@@ -190,12 +173,12 @@ class HeatMemoryBlock(ModelledBlock):
             most_pages=_SEGMENT_PAGES if self.policy == "heat" else None,
             follow=self.policy == "heat",
         )
-        arguments = (pages, segments, rules, now, before.record.parent if before is not None else None)
-        if len(segments) > _THREAD_SEGMENTS:
+        arguments = (pages, library, rules, now, before.record.parent if before is not None else None)
+        if len(library.segments) > _THREAD_SEGMENTS:
             filings, changed = await asyncio.to_thread(file_pages, *arguments)
         else:
             filings, changed = file_pages(*arguments)
-        state = {segment.id: segment for segment in segments} | changed
+        state = library.segments | changed
         promotions = await self._promotions(batch, reader, state, filings, visits, meter, counter, until, now)
         return HeatDraft(
             session_id=batch.scope.session_id,
@@ -246,7 +229,18 @@ class HeatMemoryBlock(ModelledBlock):
         )
         counts = {one: seen.count for one, seen in visits.items()}
         found = await analyst.promote(hot[:1] if self.policy == "memoryos" else hot, filings, counts, now)
+        found = [
+            replace(one, knowledge=tuple(await self._approved(one.knowledge, batch.scope, reader))) for one in found
+        ]
         return await self._with_vectors(found, batch.scope)
+
+    async def _approved(self, notes: Sequence[NewRecord], scope: Scope, reader: OwnerReader) -> list[NewRecord]:
+        """Mark what the agent may tell all its users."""
+        if self.share is None or not any(side(note) != USER for note in notes):
+            return list(notes)
+        known = [record for record in await reader.light(KNOWLEDGE) if side(record) == USER]
+        subjects = [str(record.data.get("subject", "")) for record in known]
+        return approved(notes, self.share, scope, subjects, lambda error: self._failed(scope, error))
 
     def _leaving(self, state: Mapping[str, Segment], visits: Mapping[str, Visits], now: datetime) -> dict[str, float]:
         surplus = len(state) - self.mid_term_capacity
@@ -291,40 +285,7 @@ class HeatMemoryBlock(ModelledBlock):
             return self.knowledge_overflow
         return "fifo" if self.policy == "memoryos" else "importance"
 
-    # -- recall ----------------------------------------------------------------------------------------------
-
-    async def recall(self, query: Query, reader: OwnerReader) -> Sequence[Item]:
-        """Offer the profile, then knowledge and pages that have to do with the request, best first."""
-        shelf: Shelf = await reader.remembered("shelf", lambda: fill_shelf(reader, self._model))
-        shown = [profile_item(shelf.profile)] if shelf.profile is not None else []
-        text = codec.storable(query.text)
-        if not text.strip():
-            return shown
-        scale = await self._scaled_quietly(query)
-        asked = question(text, await self._query_vector(text, query))
-        rules = RecallRules(pages=self.retrieval_queue_capacity, literal=self.policy == "memoryos")
-        pages = await self._recalled_pages(asked, scale, rules, query, reader, shelf)
-        known: list[Item] = []
-        for whose in (USER, f"agent/{query.scope.agent_id or ''}"):
-            mine = [pair for pair in shelf.known if side(pair[0]) == whose]
-            known += [knowledge_item(*pair) for pair in choose_knowledge(asked, mine, scale, rules)]
-        return [*shown, *sorted([*pages, *known], key=lambda item: -item.score)]
-
-    async def _recalled_pages(
-        self, asked: Probe, scale: Scale, rules: RecallRules, query: Query, reader: OwnerReader, shelf: Shelf
-    ) -> list[Item]:
-        if len(shelf.segments) > _THREAD_SEGMENTS:
-            chosen = await asyncio.to_thread(choose_segments, asked, shelf.segments, scale, rules)
-        else:
-            chosen = choose_segments(asked, shelf.segments, scale, rules)
-        volumes = await pages_of(shelf, [id_ for id_, _ in chosen], reader, self._model)
-        best = choose_pages(asked, volumes, scale, rules)
-        # Texts come from SQL whatever is remembered, so that nothing that was forgotten is shown.
-        ids = [id_ for id_, _ in best]
-        messages = await reader.messages_behind(ids)
-        there = {page.id: page for page in await reader.by_ids(ids) if page.live}
-        items = [page_item(there[id_], messages.get(id_, []), score) for id_, score in best if id_ in there]
-        return [item for item in items if item.sources and not item.sources <= query.visible]
+    # -- what may leave --------------------------------------------------------------------------------------
 
     def holding(self, record: Record, visits: Visits | None, now: datetime) -> Holding:
         """A record as seen by who decides what may leave; segments have a heat."""
@@ -395,7 +356,11 @@ class HeatMemoryBlock(ModelledBlock):
             How many were new.
         """
         desk = memory.desk(self.name)
-        return await hands.learn(desk, notes, self.long_term_knowledge_capacity, self._overflow)
+
+        async def approve(records: Sequence[NewRecord], reader: OwnerReader) -> list[NewRecord]:
+            return await self._approved(records, desk.scope, reader)
+
+        return await hands.learn(desk, notes, self.long_term_knowledge_capacity, self._overflow, approve)
 
     @checked
     async def apin(self, memory: Holder, segment: str, *, pinned: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from llama_index_memory_tiers.blocks.heat.promotion import (
     version,
 )
 from llama_index_memory_tiers.blocks.heat.segments import KIND, read_segment, segment_record
+from llama_index_memory_tiers.blocks.heat.sharing import granted
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.events import SegmentView, TiersReport, TierView
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record, StoredMessage
@@ -92,7 +93,11 @@ async def roll_back(desk: Desk, number: int) -> None:
 
 
 async def learn(
-    desk: Desk, notes: Sequence[tuple[datetime, str, bool]], capacity: int, by: Literal["importance", "fifo"]
+    desk: Desk,
+    notes: Sequence[tuple[datetime, str, bool]],
+    capacity: int,
+    by: Literal["importance", "fifo"],
+    approve: Callable[[list[NewRecord], OwnerReader], Awaitable[list[NewRecord]]],
 ) -> int:
     """Add knowledge by hand: what is known is not added twice, and what is too much leaves.
 
@@ -101,6 +106,7 @@ async def learn(
         notes: When it was said, the text, and whether it is about the assistant.
         capacity: How many are kept on each side.
         by: What leaves first.
+        approve: Marks what the agent may tell all its users.
 
     Returns:
         How many were new.
@@ -118,6 +124,7 @@ async def learn(
         for said_at, given, agent in notes
         if (text := " ".join(desk.redacted(given).split()))
     ]
+    records = await approve(records, await desk.reader())
     learnt = 0
 
     def merge(known: Sequence[Record]) -> Changes:
@@ -125,7 +132,8 @@ async def learn(
         long = LongTerm(None, {record.id: record for record in known})
         learnt = sum([long.learn(record) for record in records])
         long.shrink(capacity, desk.now(), by)
-        return Changes(add=tuple(long.add.values()), supersede=long.supersede, archive=tuple(long.archive))
+        new = tuple(long.add.values())
+        return Changes(add=new, supersede=long.supersede, archive=tuple(long.archive), share=granted(new))
 
     await desk.change(merge, Reads(kinds=(KNOWLEDGE,)))
     return learnt

@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
+from llama_index_memory_tiers.blocks.heat.filing import Filing
 from llama_index_memory_tiers.blocks.heat.pages import page_record
 from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, PROFILE, LongTerm, Promotion, version
 from llama_index_memory_tiers.blocks.heat.segments import (
     KIND,
-    Filing,
     Segment,
     begun,
     read_segment,
     segment_id,
     segment_record,
 )
+from llama_index_memory_tiers.blocks.heat.sharing import granted
 from llama_index_memory_tiers.events import (
     MemoryEvent,
     SegmentCreated,
@@ -139,6 +140,7 @@ class _Merge:
             revise=(*old, *(page for page, _ in self._draft.extended), *(meter if self._meter is not None else ())),
             supersede=self._long.supersede,
             archive=(*self._long.archive, *evicted),
+            share=granted(self._long.add.values()),
             events=tuple(self._events),
         )
 

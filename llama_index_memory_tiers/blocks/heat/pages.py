@@ -244,4 +244,8 @@ def extended(
 def page_terms(record: Record) -> dict[str, int]:
     """Terms of a stored page."""
     stored: Any = record.data.get("terms")
-    return {str(term): int(count) for term, count in stored.items()} if isinstance(stored, Mapping) else {}
+    if not isinstance(stored, dict):
+        return {}
+    if all(type(count) is int for count in stored.values()):  # a hundred pages are read for one context
+        return dict(stored)
+    return {str(term): int(count) for term, count in stored.items()}

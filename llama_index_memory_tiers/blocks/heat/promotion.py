@@ -110,6 +110,7 @@ class LongTerm:
         if set(places) <= set(old.sources):
             return
         data = {**old.data, "importance": max(importance(old), importance(note))}
+        data["shared"] = bool(old.data.get("shared") and note.data.get("shared"))  # its words, still allowed
         merged = replace(note, text=old.text, data=data, sources=places, said_at=max(said(old), said(note)))
         self._replace(old.id, merged)
         self.add[merged.id] = merged

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from llama_index_memory_tiers.blocks.heat.library import Library
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
 from llama_index_memory_tiers.blocks.heat.pages import Vector, page_terms
 from llama_index_memory_tiers.blocks.heat.promotion import AGENT, KNOWLEDGE, PROFILE
-from llama_index_memory_tiers.blocks.heat.segments import KIND as SEGMENT
-from llama_index_memory_tiers.blocks.heat.segments import Probe, Volume, likeness, ranked, read_segment, volume_of
+from llama_index_memory_tiers.blocks.heat.segments import Probe, Volume, likeness, ranked
 from llama_index_memory_tiers.budget import Item
 from llama_index_memory_tiers.heat import Scale
 from llama_index_memory_tiers.instructions import looks_like_instruction
@@ -48,76 +48,63 @@ def question(text: str, vector: Vector | None) -> Probe:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """What recall reads of an owner's records, until they change.
+    """What recall reads of an owner's long-term memory, until their records change.
 
     Args:
-        segments: All of them.
-        pages: Of the segments that were looked into.
         known: Knowledge, with what each piece is compared by.
         profile: The current one.
     """
 
-    segments: tuple[Volume, ...]
     known: tuple[tuple[Record, Volume], ...]
     profile: Record | None
-    pages: dict[str, list[Volume]] = field(default_factory=dict)
 
 
 async def fill_shelf(reader: OwnerReader, model: str) -> Shelf:
-    """Read an owner's segments, knowledge and profile.
+    """Read an owner's knowledge and profile.
 
     Args:
         reader: The owner's records.
         model: Name of the embedding model; '' for none.
 
     Returns:
-        The shelf; pages come with `pages_of`.
+        The shelf.
     """
-    segments = [read_segment(record) for record in await reader.light(SEGMENT)]
     known = await reader.records(KNOWLEDGE)
     vectors = await reader.vectors([one.id for one in known], model)
     profiles = await reader.light(PROFILE)
     return Shelf(
-        segments=tuple(volume_of(segment, model) for segment in segments),
-        known=tuple((one, _note_volume(one, vectors.get(one.id))) for one in known),
+        known=tuple((one, note_volume(one, vectors.get(one.id))) for one in known),
         profile=profiles[-1] if profiles else None,
     )
 
 
-def _note_volume(note: Record, vector: Vector | None) -> Volume:
+def note_volume(note: Record, vector: Vector | None) -> Volume:
+    """A piece of knowledge as something to compare with."""
     terms = analyse(note.text)
     return Volume(note.id, terms, tuple(terms), vector)
 
 
-async def pages_of(shelf: Shelf, segments: Sequence[str], reader: OwnerReader, model: str) -> list[Volume]:
-    """The pages of segments, as something to compare with; each segment is read once.
+async def pages_of(library: Library, segments: Sequence[str], reader: OwnerReader) -> list[Volume]:
+    """The pages of segments, as something to compare with; each segment is read once while it stays as it is.
 
     Args:
-        shelf: Keeps what was read.
+        library: Keeps what was read.
         segments: Ids, in the order in which the pages are wanted.
         reader: The owner's records.
-        model: Name of the embedding model; '' for none.
 
     Returns:
         The pages.
     """
-    missing = [one for one in segments if one not in shelf.pages]
+    read = {one: library.pages[one] for one in segments if one in library.pages}
+    missing = [one for one in segments if one not in read]
     if missing:
         found = await reader.parts_of(missing, PAGE)
-        vectors = await reader.vectors([page.id for page in found], model)
-        read: dict[str, list[Volume]] = {one: [] for one in missing}
+        vectors = await reader.vectors([page.id for page in found], library.model)
+        read |= {one: [] for one in missing}
         for page, volume in zip(found, page_volumes(found, vectors), strict=True):
             read[page.parent or ""].append(volume)
-        shelf.pages.update(read)
-    return [volume for one in segments for volume in shelf.pages[one]]
-
-
-def choose_segments(
-    asked: Probe, volumes: Sequence[Volume], scale: Scale, rules: RecallRules
-) -> list[tuple[str, float]]:
-    """First stage: the segments that a question is about, best first."""
-    measure = likeness(scale, volumes, None if rules.literal else asked.terms)
-    return ranked(asked, volumes, measure, least=rules.least, most=rules.segments, literal=rules.literal)
+    library.keep_pages(read)
+    return [volume for one in segments for volume in read[one]]
 
 
 def page_volumes(pages: Sequence[Record], vectors: Mapping[str, Vector]) -> list[Volume]:
@@ -197,5 +184,6 @@ def page_item(page: Record, messages: Sequence[StoredMessage], score: float) -> 
         sources=frozenset(stored.place for stored in messages),
         record_id=page.id,
         visits=(page.parent,) if page.parent else (),
+        quotes=all(len(stored.text) <= _MESSAGE_CHARACTERS for stored in messages),
         late=True,  # a block that recalls single messages wastes no room on their neighbours
     )

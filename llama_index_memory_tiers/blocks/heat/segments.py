@@ -124,6 +124,11 @@ def begun(page: Page, segment_id: str, now: datetime) -> Segment:
     return Segment(segment_id, page.title, touched_at=page.said_at, created_at=now)
 
 
+def segment_id(page: Page) -> str:
+    """Id of the segment that begins with a page: the same at every try."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{page.id}/segment"))
+
+
 def read_segment(record: Record) -> Segment:
     """A segment from its record; fields that are damaged count as absent."""
     data: Mapping[str, Any] = record.data
@@ -282,93 +287,6 @@ def volume_of(segment: Segment, model: str) -> Volume:
 def probe_of(page: Page) -> Probe:
     """A page as something to compare."""
     return Probe(page.terms, page.keys, page.vector)
-
-
-@dataclass(frozen=True, slots=True)
-class Filing:
-    """Where a page goes.
-
-    Args:
-        page: Which.
-        segment: Id of the segment.
-        score: How well it belongs there; 0 for a segment of its own.
-    """
-
-    page: Page
-    segment: str
-    score: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class FilingRules:
-    """How pages are filed.
-
-    Args:
-        threshold: A page joins the best segment from this score on.
-        model: Name of the embedding model; '' for none.
-        scale: What its cosines mean.
-        most_pages: A segment with so many takes no more; `None` is no bound.
-        follow: A page that says too little goes along with the one before it.
-    """
-
-    threshold: float
-    model: str
-    scale: Scale
-    most_pages: int | None
-    follow: bool = True
-
-
-def file_pages(
-    pages: Sequence[Page], segments: Sequence[Segment], rules: FilingRules, now: datetime, before: str | None = None
-) -> tuple[list[Filing], dict[str, Segment]]:
-    """Decide which segment each page belongs to: the best from the threshold on, else a new one.
-
-    Args:
-        pages: In order, with their chains.
-        segments: All that are there.
-        rules: How.
-        now: The clock.
-        before: Segment of the page in front of the first.
-
-    Returns:
-        One filing per page, and the segments that changed, as they are afterwards.
-    """
-    known = {segment.id: volume_of(segment, rules.model) for segment in segments}
-    measure = likeness(rules.scale, known.values())
-    state = {segment.id: segment for segment in segments}
-    changed: dict[str, Segment] = {}
-    filings = []
-    for page in pages:
-        best, score = _best(page, known, state, measure, rules)
-        continues = page.chain != page.id
-        if best is None and rules.follow and page.thin and continues and before in state:
-            best = before
-        segment = state[best] if best is not None else begun(page, segment_id(page), now)
-        segment = segment.joined(page, rules.model)
-        state[segment.id] = changed[segment.id] = segment
-        known[segment.id] = volume_of(segment, rules.model)
-        filings.append(Filing(page, segment.id, score if best is not None else 0.0))
-        before = segment.id
-    return filings, changed
-
-
-def segment_id(page: Page) -> str:
-    """Id of the segment that begins with a page: the same at every try."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{page.id}/segment"))
-
-
-def _best(
-    page: Page, known: Mapping[str, Volume], state: Mapping[str, Segment], measure: Likeness, rules: FilingRules
-) -> tuple[str | None, float]:
-    probe = probe_of(page)
-    best, best_score = None, 0.0
-    for id_, volume in known.items():
-        if rules.most_pages is not None and state[id_].pages >= rules.most_pages:
-            continue
-        score = measure.filing(probe, volume)
-        if score > best_score:
-            best, best_score = id_, score
-    return (best, best_score) if best is not None and best_score >= rules.threshold else (None, best_score)
 
 
 def ranked(

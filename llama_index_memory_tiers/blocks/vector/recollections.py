@@ -65,6 +65,7 @@ class Found:
             sources=self.sources,
             legs=self.hit.legs,
             record_id=self.record_id,
+            quotes=escape(self.text.strip()) in line,  # a long one is cut
         )
 
     def recollection(self) -> Recollection:
