@@ -7,7 +7,20 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, wraps
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from os import PathLike
+from typing import (
+    Any,
+    BinaryIO,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 from llama_index_memory_tiers.errors import ConfigurationError
 
@@ -21,6 +34,8 @@ _WORDS = {
     bool: "True or False",
     type(None): "None",
     type: "a class",
+    PathLike: "a path",
+    BinaryIO: "a stream of bytes",
 }
 _LARGEST = 2**63 - 1  # of the whole numbers that a database holds
 _SHOWN = 100  # characters of a value in an error
@@ -150,7 +165,22 @@ def _hints(function: Any) -> dict[str, Any]:
     return {name: hint for name, hint in get_type_hints(function).items() if name != "return"}
 
 
+@runtime_checkable
+class _Read(Protocol):
+    def read(self, size: int = -1, /) -> object: ...
+
+
+@runtime_checkable
+class _Written(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+
+
+_ALIKE = {BinaryIO: _Read | _Written}
+"""Annotations that no class of the standard library derives from, and what behaves like them."""
+
+
 def _fits(value: Any, hint: Any) -> bool:
+    hint = _ALIKE.get(hint, hint)
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, one) for one in get_args(hint))
@@ -195,6 +225,6 @@ def _words(hint: Any) -> str:
     if origin is not None and issubclass(origin, Iterable):
         each = [_words(one) for one in inner if one is not ...]
         return f"a list of which each is {' or '.join(each)}" if each else "a list"
-    if hint in _WORDS:
-        return _WORDS[hint]
+    if (origin or hint) in _WORDS:
+        return _WORDS[origin or hint]
     return f"a {getattr(origin or hint, '__name__', hint)}"

@@ -189,7 +189,7 @@ MADE_OF: dict[str, dict[str, Any]] = {
 }
 # What the package hands out, and what is looked at where it is handed in.
 HANDED_OUT = {
-    "ContextReport", "Episode", "Fact", "FlushReport", "ForgetReceipt", "MaintenanceReport", "MemoryView",
+    "AgentStatement", "ContextReport", "Episode", "Fact", "FlushReport", "ForgetReceipt", "MaintenanceReport", "MemoryView",
     "MessageBoard", "ProfileVersion", "Provenance", "RecallOutcome", "RecallReport", "Recollection", "StoredMessage",
     "Takeover", "TieredMemoryBlock", "TiersReport", "TransferReport", "EpisodeStep", "ToolUse",
 }  # fmt: skip
