@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from llama_index.core.llms import LLM
 
 from llama_index_memory_tiers.errors import ExtractionError, ModelCallsUnavailableError
 from llama_index_memory_tiers.extraction.answers import MAX_FACT_CHARS, one_line, read_objects
+from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.text import escape
 
 T = TypeVar("T")
@@ -75,14 +75,12 @@ class Meter:
     Args:
         left: Calls that are still allowed; `None` is no bound.
         count: Measures texts, in tokens.
-        told: Called after each call: purpose, seconds, tokens, kind of error or `None`.
         calls: Calls so far.
         tokens: Tokens sent and received so far.
     """
 
     left: int | None
     count: Callable[[str], int]
-    told: Callable[[str, float, int, str | None], None] = lambda *_: None
     calls: int = 0
     tokens: int = 0
 
@@ -174,24 +172,15 @@ async def _ask(
     while True:
         attempt += 1
         meter.take()
-        began = time.monotonic()
-        tokens, error = meter.count(prompt), None
+        meter.tokens += meter.count(prompt)
+        asked = [ChatMessage(role=MessageRole.USER, content=prompt)]
+        answer = await asyncio.wait_for(ask(llm, asked, purpose), seconds)
+        meter.tokens += meter.count(answer)
         try:
-            asked = [ChatMessage(role=MessageRole.USER, content=prompt)]
-            response = await asyncio.wait_for(llm.achat(asked), seconds)
-            answer = response.message.content or ""
-            tokens += meter.count(answer)
             return read(answer)
-        except ExtractionError as unread:
-            error = type(unread).__name__
+        except ExtractionError:
             if attempt >= tries or not meter.open:
                 raise
-        except Exception as failed:
-            error = type(failed).__name__
-            raise
-        finally:
-            meter.tokens += tokens
-            meter.told(purpose, time.monotonic() - began, tokens, error)
 
 
 async def index_pages(

@@ -42,6 +42,7 @@ from llama_index_memory_tiers.blocks.heat.segments import (
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.events import (
     MemoryEvent,
+    ModelCalled,
     SegmentCreated,
     SegmentEvicted,
     SegmentHeated,
@@ -654,22 +655,27 @@ async def test_a_new_profile_that_lost_most_of_the_old_one_is_refused(storage: S
     assert {one.title: one.unanalysed for one in (await kept.atiers(chat)).hottest} == {"cat": 0, "train": 5}
 
 
-async def test_model_calls_over_a_hundred_turns_are_one_a_batch_and_two_a_promotion(
+async def test_model_calls_over_two_hundred_turns_are_one_a_batch_and_two_a_promotion(
     storage: Storage, heard: Heard
 ) -> None:
     llm = Analyst()
     kept = block(llm)
     chat = memory(storage, kept)
     everything = [*CAT, *TRAIN, *SOUP]
-    for turn in range(100):
+    for turn in range(200):
         asked, answered = everything[turn % 15]
         await talk(chat, (f"{asked} ({turn})", answered))
-    batches = 9  # the newest ten are held back
+    batches = 19  # the newest ten are held back
     assert llm.purposes.count("pages") == batches
     promoted = len(heard.of(SegmentPromoted))
     assert promoted >= 3
     assert len(llm.purposes) == batches + 2 * promoted
     assert (await kept.atiers(chat)).calls == len(llm.purposes)
+    told = heard.of(ModelCalled)
+    assert [event.purpose for event in told] == llm.purposes
+    assert {(event.block, event.session_id, event.prompt, event.answer) for event in told} == {
+        ("HeatMemory", "s", None, None)
+    }
 
 
 async def test_batches_wait_when_the_cap_of_calls_is_reached(storage: Storage, clock: Clock) -> None:

@@ -122,7 +122,7 @@ class HeatMemoryBlock(RecallingBlock):
             late = ((more, analyse(told(groups.rest))),)
         now = reader.now()
         calls = Calls(self._meter_id(reader.owner), f"{now:%Y-%m-%d}")
-        meter = await self._meter(reader, calls, counter, batch.scope)
+        meter = await self._meter(reader, calls, counter)
         scale = await self._scaled()
         pages = await self._embedded([make_page(self.key, group) for group in waiting], batch.scope)
         pages = [replace(page, tokens=counter.text(page.text)) for page in pages]

@@ -19,7 +19,7 @@ from llama_index_memory_tiers.blocks.heat.promotion import Promotion
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.embeddings import embed_model_of_settings
 from llama_index_memory_tiers.errors import EmbeddingError
-from llama_index_memory_tiers.events import BlockFailed, ModelCalled, emit
+from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.extraction.insight import Meter
 from llama_index_memory_tiers.extraction.models import llm_of_settings
 from llama_index_memory_tiers.heat import RAW, Policy, Scale
@@ -53,28 +53,15 @@ class ModelledBlock(TieredMemoryBlock):
     def _meter_id(self, owner: str) -> str:
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{owner}/{self.key}/{METER}"))
 
-    async def _meter(self, reader: OwnerReader, calls: Calls, counter: TokenCounter, scope: Scope) -> Meter:
+    async def _meter(self, reader: OwnerReader, calls: Calls, counter: TokenCounter) -> Meter:
         """What may be spent now: what other batches of the day have paid is on record, what failed here is not."""
-
-        def report(purpose: str, seconds: float, tokens: int, error: str | None) -> None:
-            emit(
-                ModelCalled(
-                    session_id=scope.session_id,
-                    block=self.key,
-                    purpose=purpose,
-                    seconds=seconds,
-                    tokens=tokens,
-                    error=error,
-                )
-            )
-
         left = None
         if self.max_calls_a_day is not None and self.llm is not None:
             known = await reader.by_ids([calls.id])
             data = known[0].data if known else {}
             spent = int(data.get("today", 0)) if data.get("day") == calls.day else 0
             left = max(0, self.max_calls_a_day - spent - self._unsettled.get((reader.owner, calls.day), 0))
-        return Meter(left, counter.text, report)
+        return Meter(left, counter.text)
 
     def _unsettle(self, owner: str, day: str, calls: int) -> None:
         """Remember calls that were paid for nothing: no merge writes them down."""
