@@ -65,7 +65,7 @@ async def _read(user: str) -> _Chat:
             message = ChatMessage(role=one.role, content=one.text)
             await memory.aput(message, created_at=one.said_at, sent_from=one.speaker)
         await memory.aflush()
-        index = await storage.records._up_to_date(f"u:{user}", model.model_name)
+        index = await storage.records.indexes.up_to_date(f"u:{user}", model.model_name)
     now = told[-1].said_at + timedelta(days=1)
     asked = []
     for question in load_questions(user):
