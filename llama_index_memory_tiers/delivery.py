@@ -98,6 +98,7 @@ class Delivery:
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._drained: OrderedDict[str, None] = OrderedDict()
         self._attached: OrderedDict[Key, None] = OrderedDict()
+        self._settled: OrderedDict[Key, int] = OrderedDict()
         self._pauses: OrderedDict[Key, dict[str, _Pause]] = OrderedDict()
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._closed = False
@@ -122,6 +123,19 @@ class Delivery:
         if len(self._attached) > _KNOWN_SESSIONS:
             self._attached.popitem(last=False)
 
+    def only_opens(self, key: Key, roles: Sequence[str], head_seq: int) -> bool:
+        """Whether a put only began a turn, behind a log of which every block has absorbed everything.
+
+        Args:
+            key: The session.
+            roles: Of the messages.
+            head_seq: The session's newest sequence number.
+
+        Returns:
+            Then nothing is due, and nothing need be read to know it.
+        """
+        return list(roles) == ["user"] and self._settled.get(key, 0) == head_seq - 1
+
     # -- in the background -----------------------------------------------------------------------------------
 
     def schedule(self, key: Key, *, silent_seconds: float = 0.0) -> None:
@@ -133,8 +147,8 @@ class Delivery:
         """
         if self._closed or not self._consumers:
             return
+        self.wait_for_silence(key, silent_seconds)
         loop = asyncio.get_running_loop()
-        self._wind_timer(key, loop, silent_seconds)
         worker = self._workers.get(key)
         if worker is not None and worker.loop is loop:
             worker.silent_seconds = silent_seconds
@@ -145,14 +159,15 @@ class Delivery:
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._ended(key, worker, done))
 
-    def _wind_timer(self, key: Key, loop: asyncio.AbstractEventLoop, silent_seconds: float) -> None:
+    def wait_for_silence(self, key: Key, silent_seconds: float = 0.0) -> None:
+        """See to a session when it has been silent for as long as a block waits for; on the running loop."""
         old = self._timers.pop(key, None)
         if old is not None:
             old.cancel()
         later = [wait for wait in self._idle_waits() if wait > silent_seconds]
         if later:
             wait = min(later)
-            self._timers[key] = loop.call_later(wait - silent_seconds, self._fire, key, wait)
+            self._timers[key] = asyncio.get_running_loop().call_later(wait - silent_seconds, self._fire, key, wait)
 
     def _fire(self, key: Key, silent_seconds: float) -> None:
         self._timers.pop(key, None)
@@ -353,12 +368,19 @@ class Delivery:
         return FlushReport(tuple(total.values()))
 
     async def _deliver(self, session: Session, due: Due, without: Collection[str] = ()) -> tuple[BlockProgress, ...]:
-        await self._first_cursors(session)
+        key = (session.user_id, session.session_id)
+        if key not in self._attached:
+            await self._first_cursors(session)
         if any("flush" in consumer.absorb_on for consumer in self._consumers):
             due = replace(due, flushed_until=await self._storage.log.flushed_until(session.sid))
         working = [consumer for consumer in self._consumers if consumer.key not in without]
         progress = await asyncio.gather(*(self._deliver_to(consumer, session, due) for consumer in working))
-        self._let_rest((session.user_id, session.session_id), progress)
+        self._let_rest(key, progress)
+        self._settled.pop(key, None)
+        if not any(block.pending or block.error for block in progress) and len(working) == len(self._consumers):
+            self._settled[key] = session.head_seq
+            if len(self._settled) > _KNOWN_SESSIONS:
+                self._settled.popitem(last=False)
         return tuple(progress)
 
     async def _first_cursors(self, session: Session) -> None:
@@ -379,10 +401,11 @@ class Delivery:
             step = await self._step(consumer, session, due)
             absorbed += step.messages
             parked += step.outcome == "parked"
-            if step.outcome not in {"absorbed", "parked", "again"}:
+            # With nothing behind it there is nothing to look for: whoever puts more meanwhile sees to that.
+            if step.outcome not in {"absorbed", "parked", "again"} or step.waiting == 0:
                 error = step.error
                 break
-        pending = await self._pending(consumer, session)
+        pending = await self._pending(consumer, session) if step.waiting is None else step.waiting
         return BlockProgress(consumer.key, absorbed, pending, error, parked)
 
     async def _step(self, consumer: Consumer, session: Session, due: Due) -> Step:

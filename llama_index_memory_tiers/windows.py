@@ -26,10 +26,12 @@ class Appended:
     Args:
         stored: How many messages were new.
         active_tokens: Size of the window now.
+        head_seq: Sequence number of the newest message; 0 where messages have none.
     """
 
     stored: int
     active_tokens: int
+    head_seq: int = 0
 
 
 class SessionWindow(Protocol):
@@ -90,7 +92,7 @@ class LogWindow:
         result = await self._storage.log.append(
             self._user, self._session, entries, now=self._storage.now(), consumers=consumers, distinct=distinct
         )
-        return Appended(result.stored, result.active_tokens)
+        return Appended(result.stored, result.active_tokens, result.head_seq)
 
     async def replace(self, entries: Sequence[Entry], consumers: Sequence[str], room_tokens: int) -> Appended:
         """See `SessionWindow`."""
@@ -102,7 +104,7 @@ class LogWindow:
             room_tokens=room_tokens,
             consumers=consumers,
         )
-        return Appended(result.stored, result.active_tokens)
+        return Appended(result.stored, result.active_tokens, result.head_seq)
 
     async def archive(self, seqs: Sequence[int]) -> int:
         """See `SessionWindow`."""

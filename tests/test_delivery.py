@@ -398,6 +398,7 @@ async def test_a_put_that_was_stored_does_not_fail_because_of_what_follows(
     memory = make(RecordingBlock(), delivery=delivery, window_messages=2)
     await memory.aput_messages(turn(0))
     await absorb_all(memory)
+    await until(lambda: not memory._shared.delivery._tasks, what="the end of what went well")
 
     async def refuse(*_: object, **__: object) -> None:
         raise StorageUnavailableError("down", allowed="up", remedy="wait")

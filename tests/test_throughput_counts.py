@@ -80,6 +80,32 @@ async def test_a_delivery_costs_the_same_however_long_the_session(storage: Stora
     assert len(set(early)) == 1
 
 
+async def test_the_message_that_opens_a_turn_sets_no_block_to_work(storage: Storage, storage_kind: str) -> None:
+    memory = memory_of(storage, VectorMemoryBlock())
+    await memory.aput_messages(turn(1))
+    assert await cost(storage, memory.aput(said("user", "and then?"))) == PUT_STATEMENTS[storage_kind]
+
+
+async def test_a_turn_that_was_never_answered_is_absorbed_when_the_next_one_begins(storage: Storage) -> None:
+    block = RecordingBlock()
+    memory = memory_of(storage, block)
+    await memory.aput_messages(turn(1))
+    await memory.aput(said("user", "are you there?"))
+    await memory.aput(said("user", "hello?"))
+    assert block.batches[-1] == ["are you there?"]
+
+
+async def test_a_turn_is_claimed_and_merged_and_nothing_is_read_twice(storage: Storage, storage_kind: str) -> None:
+    memory = memory_of(storage, VectorMemoryBlock())
+    await memory.aput_messages(turn(1))
+    await memory.aput(said("user", "and then?"))
+    # Read: session, cursors, epoch, messages. Claim. Merge: owner, cursor, records and their ids, sources, terms.
+    looked, claimed, merged = 4, 1, 6
+    frames = 4 if storage_kind == "file" else 0  # BEGIN and COMMIT, as above
+    spent = await cost(storage, memory.aput(said("assistant", "then it rained")))
+    assert spent == PUT_STATEMENTS[storage_kind] + looked + claimed + merged + frames
+
+
 async def test_a_warm_context_without_blocks_is_one_statement(storage: Storage) -> None:
     memory = memory_of(storage)
     for number in range(3):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from llama_index.core.base.llms.types import MessageRole
@@ -102,11 +102,13 @@ class Step:
         outcome: `absorbed`, or why not.
         messages: How many were absorbed.
         error: Kind of failure.
+        waiting: Messages that lie behind the cursor now, as far as this step has seen; `None` when it cannot tell.
     """
 
     outcome: Outcome
     messages: int = 0
     error: str | None = None
+    waiting: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +244,12 @@ async def _absorb(
         session.sid, session.session_id, after=cursor.pos, limit=reach + 1, tombstones=True
     )
     if not last:
-        return Step("nothing")
+        return Step("nothing", waiting=0)
     limit = max(1, BATCH_MESSAGES >> cursor.attempts)
     full = last - cursor.pos > reach
     hi = plan_batch(consumer, rows, last, due, max_messages=limit, full=full)
     if hi is None:
-        return Step("nothing")
+        return Step("nothing", waiting=None if full else last - cursor.pos)
     before = await _before(storage, session, cursor.pos) if consumer.uses_model else ()
     me = storage.ids()
     pos = await _claim(storage, consumer, session.sid, me, claim_seconds)
@@ -265,7 +267,8 @@ async def _absorb(
         messages=tuple(row for row in rows if row.seq <= hi),
         before=before,
     )
-    return await _attempt(storage, consumer, batch, me, epoch, counter, claim_seconds, cursor.attempts)
+    step = await _attempt(storage, consumer, batch, me, epoch, counter, claim_seconds, cursor.attempts)
+    return replace(step, waiting=last - hi) if step.outcome == "absorbed" and not full else step
 
 
 async def absorb_letter(

@@ -97,7 +97,9 @@ class Putting(MemoryBase):
         if not self._shared.stuck.get(self._key, True) and any(e.role not in RESULT_ROLES for e in prepared.entries):
             del self._shared.stuck[self._key]
         emit(MessagesPut(session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens))
-        await self._after_write(result.active_tokens)
+        roles = [entry.role for entry in prepared.entries]
+        opens = result.stored == 1 and self._shared.delivery.only_opens(self._key, roles, result.head_seq)
+        await self._after_write(result.active_tokens, nothing_due=opens)
         return result.stored
 
     async def aset(self, messages: list[ChatMessage]) -> None:
@@ -123,17 +125,21 @@ class Putting(MemoryBase):
         pairs = zip(reversed(stored), reversed(prepared.entries), strict=False)
         return {row.id: prepared.raw[entry.uid] for row, entry in pairs if entry.uid in prepared.raw}
 
-    async def _after_write(self, active_tokens: int) -> None:
+    async def _after_write(self, active_tokens: int, *, nothing_due: bool = False) -> None:
         self._shared.forgetter.tell_waiting()
         if self._shared.upkeep.due((self.user_id or "", "" if self.user_id is not None else self.session_id)):
             self._shared.upkeep.start(self.amaintain(dry_run=False))
         if active_tokens > self._window_tokens or self._window_bound[0] is not None:
             await self._postponable(self._flush_window())
         if self.delivery == "inline":
-            await self._postponable(self._shared.delivery.deliver(self._key))
+            if not nothing_due:
+                await self._postponable(self._shared.delivery.deliver(self._key))
             return
         self._shared.delivery.drain_once(self.user_id or "")
-        self._shared.delivery.schedule(self._key)
+        if nothing_due:
+            self._shared.delivery.wait_for_silence(self._key)
+        else:
+            self._shared.delivery.schedule(self._key)
 
     async def _postponable(self, work: Awaitable[object]) -> None:
         """Do what the next put does else: the messages are stored, and who is told to repeat stores them twice."""
