@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import NamedTuple
@@ -74,6 +75,7 @@ class Packer:
         self._open_sections = 0
         self._shown_rows: set[int] = set()
         self._shown: set[Place] = set()
+        self._quoted: Counter[Place] = Counter()  # How many of the items that are kept show a message word for word.
         self._drift = 0
         self._overflow = False
         self._loose = False  # Whether a line begins or ends so that `TokenCounter.lines` does not cut there.
@@ -228,21 +230,16 @@ class Packer:
         return bool(sources) and sources <= self._shown
 
     def _said(self, claim: _Claim) -> bool:
-        """Whether it is redundant, or would quote what other items quote; what is kept stays whoever comes later."""
-        if claim.section < 0 or claim.piece < 0 or self._redundant(claim):
-            return self._redundant(claim)
-        item = self._sections[claim.section].part.items[claim.piece]
-        return item.quotes and bool(item.sources) and item.sources <= self._shown | self._quoted(claim)
+        """Whether what is left out is redundant, or would quote what is shown; what is kept stays."""
+        quoted = self._quotes(claim) if claim.section >= 0 else ()
+        return self._redundant(claim) or (
+            bool(quoted) and all(place in self._shown or self._quoted[place] for place in quoted)
+        )
 
-    def _quoted(self, but: _Claim) -> set[Place]:
-        """Messages that the items which are kept show word for word."""
-        return {
-            place
-            for at, section in enumerate(self._sections)
-            for piece in section.kept
-            if piece >= 0 and (at, piece) != (but.section, but.piece) and section.part.items[piece].quotes
-            for place in section.part.items[piece].sources
-        }
+    def _quotes(self, claim: _Claim) -> frozenset[Place]:
+        """Messages that an item shows word for word."""
+        item = self._sections[claim.section].part.items[claim.piece] if claim.piece >= 0 else None
+        return item.sources if item is not None and item.quotes else frozenset()
 
     def _cost(self, claim: _Claim) -> int:
         if claim.section < 0:
@@ -292,6 +289,7 @@ class Packer:
         section = self._sections[claim.section]
         self._open_sections += not section.kept and section.frame > 0
         section.add(claim.piece)
+        self._quoted.update(self._quotes(claim))
 
     def _add(self, claim: _Claim) -> None:
         self._put(claim)
@@ -307,6 +305,7 @@ class Packer:
             return
         section = self._sections[claim.section]
         section.remove(claim.piece)
+        self._quoted.subtract(self._quotes(claim))
         self._open_sections -= not section.kept and section.frame > 0
 
     # The steps.

@@ -15,6 +15,7 @@ from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.parts import PartReader
 from llama_index_memory_tiers.storage.schema import Tables
 
+# Things that are kept; one owner has one or two for each block.
 _MOST = 32
 
 Key = tuple[str, str, str]
