@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_tiers.budget.counting import STANDS_ALONE, TokenCounter
-from llama_index_memory_tiers.budget.items import LeftOut, Packed, Part, Reason, Row, tag_name
+from llama_index_memory_tiers.budget.items import LeftOut, Packed, Part, Reason, Row
 from llama_index_memory_tiers.budget.measuring import Meter, Section
 from llama_index_memory_tiers.budget.window_plan import WindowPlan
 from llama_index_memory_tiers.records import Place
@@ -121,7 +121,7 @@ class Packer:
         frame, free = 0, self._free()
         if not part.messages:
             # Each text block ends a line, which may cost a token.
-            frame = self._tags(part) + max(1, len(part.blocks))
+            frame = self._meter.tags(part) + max(1, len(part.blocks))
             free -= 0 if self._open_sections else self._wrapper
         share = free if part.share_tokens is None else min(free, part.share_tokens)
         return 0 if self._overflow else max(0, share - frame)
@@ -181,23 +181,10 @@ class Packer:
     # What may be added, and what it costs.
 
     def _enter(self, part: Part) -> int:
-        line = self._meter.line
-        whole = sum(map(self._meter.message, part.messages))
-        whole += sum(line(b.text) if isinstance(b, TextBlock) else self._meter.block(b) for b in part.blocks)
-        frame = self._tags(part) if part.blocks or part.items else 0
-        section = Section(part, frame, whole)
-        for index, item in enumerate(part.items):
-            section.lines[index] = line(item.text)
-            self._loose = self._loose or not STANDS_ALONE.match(item.text)
-            if (key := item.group or index) not in section.frames:
-                section.frames[key] = sum(line(edge) for edge in (item.header, item.footer) if edge)
-        self._sections.append(section)
+        self._loose = self._loose or not all(STANDS_ALONE.match(item.text) for item in part.items)
+        self._sections.append(self._meter.section(part))
         self._order = sorted(range(len(self._sections)), key=lambda at: self._sections[at].part.priority)
         return len(self._sections) - 1
-
-    def _tags(self, part: Part) -> int:
-        tag = tag_name(part.name)
-        return self._meter.line(f"<{tag}>") + self._meter.line(f"</{tag}>")
 
     def _claims(self, section: int) -> Iterator[_Claim]:
         part = self._sections[section].part
