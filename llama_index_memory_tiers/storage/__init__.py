@@ -39,7 +39,7 @@ from llama_index_memory_tiers.storage.parts import Visits
 from llama_index_memory_tiers.storage.records import RecalledMessage, RecordStore
 from llama_index_memory_tiers.storage.reindexing import Reindexer, ReindexProgress, ReindexReport
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
-from llama_index_memory_tiers.storage.schema import build_tables, checked_name, made, migrate
+from llama_index_memory_tiers.storage.schema import build_tables, checked_name, migrate, tables_exist
 from llama_index_memory_tiers.storage.survey import Survey
 from llama_index_memory_tiers.storage.transfer import Progress, Target, TransferReport, reading, writing
 
@@ -209,7 +209,7 @@ class Storage:
             return False
         if self.file is not None and not await asyncio.to_thread(holds_table, self.file, self.table_name):
             return False  # somebody else's, perhaps, which the first connection of ours would put into WAL mode
-        return await made(self._database, self._tables)
+        return await tables_exist(self._database, self._tables)
 
     async def aopen(self) -> Self:
         """Make the tables now instead of at the first use.

@@ -23,14 +23,12 @@ from llama_index_memory_tiers.storage.schema import Tables
 
 _logger = logging.getLogger(__name__)
 
-
 _PAGE_ROWS = 4000
 # Beyond this an index is brought up to date in a thread.
 _THREAD_ROWS = 500
 # An index is packed when so many rows of it, and a quarter of all, were read one by one.
 _PACKED_ROWS = 2000
 _LAST_ID = 2**63 - 1
-# Owners of whom blocks remember what they made of their records.
 
 
 class OwnerIndexes:

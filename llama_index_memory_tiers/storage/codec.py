@@ -11,7 +11,7 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-from llama_index_memory_tiers.copies import TEXT_FIELDS, PlainText, Source, fresh, plain_text
+from llama_index_memory_tiers.copies import MESSAGE_FIELDS, TEXT_FIELDS, PlainText, Source, fresh, plain_text
 from llama_index_memory_tiers.embeddings import MOST_CHARACTERS
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import NOTHING, MessageMeta, aware
@@ -81,7 +81,7 @@ def decode_source(fields: Mapping[str, Any]) -> Source:
         if type(text) is not str or len(block) != len(TEXT_FIELDS) or block.get("block_type") != "text":
             return ChatMessage.model_validate(fields)  # not text alone
         texts.append(text)
-    if fields["additional_kwargs"]:
+    if fields["additional_kwargs"] or len(fields) != len(MESSAGE_FIELDS):
         return ChatMessage.model_validate(fields)
     return PlainText(_ROLES.get(fields["role"]) or MessageRole(fields["role"]), tuple(texts))
 
