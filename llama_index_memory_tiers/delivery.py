@@ -98,7 +98,8 @@ class Delivery:
         self._cut: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._drained: OrderedDict[str, None] = OrderedDict()
-        self._attached: OrderedDict[Key, None] = OrderedDict()
+        # Whether every block has its cursor in a session; False when there was no session yet.
+        self._attached: OrderedDict[Key, bool] = OrderedDict()
         self._settled: OrderedDict[Key, int] = OrderedDict()
         self._pauses: OrderedDict[Key, dict[str, _Pause]] = OrderedDict()
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -120,9 +121,8 @@ class Delivery:
         session = await self._storage.log.session(*key)
         if session is not None:
             await self._first_cursors(session)
-        self._attached[key] = None  # not before: puts at the same time look for themselves
-        if len(self._attached) > _KNOWN_SESSIONS:
-            self._attached.popitem(last=False)
+        elif key not in self._attached:
+            self._now_attached(key, begun=False)  # by our put with our cursors, or by another memory without them
 
     def only_opens(self, key: Key, roles: Sequence[str], head_seq: int) -> bool:
         """Whether a put only began a turn, behind a log of which every block has absorbed everything.
@@ -165,6 +165,8 @@ class Delivery:
         old = self._timers.pop(key, None)
         if old is not None:
             old.cancel()
+        if self._closed:
+            return
         later = [wait for wait in self._idle_waits() if wait > silent_seconds]
         if later:
             wait = min(later)
@@ -370,7 +372,7 @@ class Delivery:
 
     async def _deliver(self, session: Session, due: Due, without: Collection[str] = ()) -> tuple[BlockProgress, ...]:
         key = (session.user_id, session.session_id)
-        if key not in self._attached:
+        if not self._attached.get(key):
             await self._first_cursors(session)
         if any("flush" in consumer.absorb_on for consumer in self._consumers):
             due = replace(due, flushed_until=await self._storage.log.flushed_until(session.sid))
@@ -386,14 +388,22 @@ class Delivery:
 
     async def _first_cursors(self, session: Session) -> None:
         """A block that was attached later starts at the head if it costs model calls, else at the beginning."""
+        key = (session.user_id, session.session_id)
+        later = key not in self._attached
         known = await self._storage.cursors.all(session.sid)
         starts = [
-            (consumer.key, session.head_seq if consumer.uses_model and not consumer.backfill else 0)
+            (consumer.key, session.head_seq if later and consumer.uses_model and not consumer.backfill else 0)
             for consumer in self._consumers
             if consumer.key not in known
         ]
         if starts:
             await self._storage.cursors.add(session.sid, starts)
+        self._now_attached(key, begun=True)  # not before: puts at the same time look for themselves
+
+    def _now_attached(self, key: Key, *, begun: bool) -> None:
+        self._attached[key] = begun
+        if len(self._attached) > _KNOWN_SESSIONS:
+            self._attached.popitem(last=False)
 
     async def _deliver_to(self, consumer: Consumer, session: Session, due: Due) -> BlockProgress:
         absorbed = parked = 0

@@ -679,6 +679,28 @@ async def test_a_crash_before_the_first_delivery_is_not_taken_for_a_block_attach
     assert (await second.aflush()).blocks[0].absorbed == 2
 
 
+@pytest.mark.parametrize("kind", [RecordingBlock, ModelRecordingBlock])
+async def test_a_session_that_two_memories_begin_at_once_is_read_by_the_blocks_of_both(
+    make: Make, kind: type[RecordingBlock]
+) -> None:
+    one, other = make(RecordingBlock(name="One")), make(kind(name="Other"))
+    await asyncio.gather(one.aput_messages(turn(0)), other.aput_messages(turn(1)))
+    await one.aput_messages(turn(2))
+    for memory in (one, other):
+        await memory.aflush()
+        await memory.aflush()
+    assert [len((await told(one.storage, name)).texts) for name in ("One", "Other")] == [6, 6]
+
+
+async def test_nothing_waits_for_silence_once_a_memory_has_stopped(make: Make) -> None:
+    memory = make(RecordingBlock(), delivery="background")
+    await memory.aput_messages(turn(0))
+    await memory.aflush()
+    await memory.astop()
+    await memory.aput(said("user", "are you there?"))
+    assert memory._shared.delivery._timers == {}
+
+
 async def test_the_first_use_sees_to_a_users_other_sessions(make: Make) -> None:
     unattended = make(delivery="inline")
     for session in ("monday", "tuesday"):

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -94,14 +94,16 @@ def writing(target: Target) -> Iterator[BinaryIO]:
         ConfigurationError: It is neither a path in a folder that exists nor a stream.
     """
     if isinstance(target, str | os.PathLike):
-        path = Path(target).expanduser()
-        if not nameable(path) or path.is_dir() or not path.absolute().parent.is_dir():
+        path = _path("target", target)
+        if path.is_dir() or path.is_socket():
             raise _no_place("target", target)
-        path = Path(os.path.realpath(path))  # a link stays, what it points to is replaced
         if path.exists() and not path.is_file():  # a device or a pipe: to be written to, never to be replaced
             with path.open("wb") as stream, writing(stream) as file:
                 yield file
             return
+        path = Path(os.path.realpath(path))  # a link stays, what it points to is replaced
+        if path.is_symlink() or not path.parent.is_dir():  # links in a circle lead to a link
+            raise _no_place("target", target)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".export.", delete=False) as file:
             made = Path(file.name)
             try:
@@ -112,8 +114,7 @@ def writing(target: Target) -> Iterator[BinaryIO]:
             finally:
                 made.unlink(missing_ok=True)
         return
-    if not callable(getattr(target, "write", None)):
-        raise _no_place("target", target)
+    _check_stream("target", target, "write", "writable")
     with tempfile.TemporaryFile() as file:
         yield file
         file.seek(0)
@@ -134,18 +135,37 @@ def reading(source: Target) -> Iterator[BinaryIO]:
         ConfigurationError: There is none.
     """
     if isinstance(source, str | os.PathLike):
-        path = Path(source).expanduser()
-        if not nameable(path) or not path.is_file():
+        path = _path("source", source)
+        if not path.is_file():
             raise _no_place("source", source)
         with path.open("rb") as file:
             yield file
         return
-    if not callable(getattr(source, "read", None)):
-        raise _no_place("source", source)
+    _check_stream("source", source, "read", "readable")
     with tempfile.TemporaryFile() as file:
         shutil.copyfileobj(source, file)
         file.seek(0)
         yield file
+
+
+def _path(name: str, given: str | os.PathLike[str]) -> Path:
+    try:
+        path = Path(given).expanduser()
+    except (TypeError, RuntimeError):  # a path of bytes; the home of nobody
+        raise _no_place(name, given) from None
+    if not nameable(path):
+        raise _no_place(name, given)
+    return path
+
+
+def _check_stream(name: str, stream: object, method: str, able: str) -> None:
+    """Refuse what no bytes can be written to, or read from: a stream of text has an encoding."""
+    if callable(getattr(stream, method, None)) and not hasattr(stream, "encoding"):
+        ready = getattr(stream, able, None)
+        with suppress(ValueError):  # it is closed
+            if not getattr(stream, "closed", False) and (not callable(ready) or ready()):
+                return
+    raise _no_place(name, stream)
 
 
 def _no_place(name: str, given: object) -> ConfigurationError:
@@ -153,7 +173,7 @@ def _no_place(name: str, given: object) -> ConfigurationError:
     place = "a file that exists" if name == "source" else "a file in a folder that exists"
     return ConfigurationError(
         f"{name}={shown!r:.300} was given.",
-        allowed=f"{name} is the path of {place}, or a stream of bytes.",
+        allowed=f"{name} is the path of {place}, or an open stream of bytes.",
         remedy="Correct the path." if name == "source" else "Create the folder, or correct the path.",
     )
 
@@ -204,7 +224,7 @@ def rows_of(file: BinaryIO) -> Iterator[tuple[str, Any]]:
 def _parsed(line: bytes, number: int) -> dict[str, Any]:
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict) or not line.endswith(b"\n"):
         raise damaged(f"line {number + 1} cannot be read")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,51 @@ async def test_a_pipe_is_written_to_and_stays_a_pipe(make_storage: MakeStorage, 
     assert pipe.is_fifo()
     assert b"hello" in os.read(reader, 65536)
     os.close(reader)
+
+
+async def test_links_in_a_circle_and_into_nothing_are_no_place(make_storage: MakeStorage, tmp_path: Path) -> None:
+    memory = memory_of(make_storage("file"))
+    circle, lost = tmp_path / "circle", tmp_path / "lost"
+    circle.symlink_to(circle)
+    lost.symlink_to(tmp_path / "missing" / "file")
+    for link in (circle, lost):
+        with pytest.raises(ConfigurationError, match="target"):
+            await memory.aexport(link)
+        with pytest.raises(ConfigurationError, match="source"):
+            await memory.aimport(link)
+        assert link.is_symlink()
+
+
+async def test_what_takes_no_bytes_is_refused_by_name(make_storage: MakeStorage, tmp_path: Path) -> None:
+    memory = memory_of(make_storage("file"))
+    closed = io.BytesIO()
+    closed.close()
+    with (tmp_path / "text").open("w+") as text, tempfile.SpooledTemporaryFile(mode="w+") as spooled:
+        targets: list[Any] = [io.StringIO(), text, spooled, closed, "~nobody-has-this-name/export.jsonl"]
+        for target in targets:
+            with pytest.raises(ConfigurationError, match="target"):
+                await memory.aexport(target)
+            with pytest.raises(ConfigurationError, match="source"):
+                await memory.aimport(target)
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="this system names no open files")
+async def test_a_pipe_of_the_shell_is_written_to(make_storage: MakeStorage) -> None:
+    memory = memory_of(make_storage("file"))
+    await memory.aput_messages(turn(1))
+    reading, writing = os.pipe()
+    await memory.aexport(f"/dev/fd/{writing}")
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == await exported(memory)
+
+
+async def test_streams_of_the_other_direction_are_refused(make_storage: MakeStorage, tmp_path: Path) -> None:
+    memory = memory_of(make_storage("file"))
+    with (tmp_path / "one").open("wb") as writable, pytest.raises(ConfigurationError, match="source"):
+        await memory.aimport(writable)
+    with (tmp_path / "one").open("rb") as readable, pytest.raises(ConfigurationError, match="target"):
+        await memory.aexport(readable)
 
 
 async def test_what_a_link_points_to_is_replaced_and_the_link_stays(make_storage: MakeStorage, tmp_path: Path) -> None:
