@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Literal
@@ -14,10 +14,10 @@ from llama_index_memory_tiers.blocks.desk import Holder
 from llama_index_memory_tiers.blocks.heat import hands
 from llama_index_memory_tiers.blocks.heat.analysis import Analyst, Before, told_pages
 from llama_index_memory_tiers.blocks.heat.filing import Filing, FilingRules, file_pages
-from llama_index_memory_tiers.blocks.heat.library import library_of
+from llama_index_memory_tiers.blocks.heat.library import Library, library_of
 from llama_index_memory_tiers.blocks.heat.merging import Calls, HeatDraft, merge_heat, reads_of
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
-from llama_index_memory_tiers.blocks.heat.pages import Page, cut, extended, make_page, told
+from llama_index_memory_tiers.blocks.heat.pages import Extension, Page, cut, extended, make_page
 from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, USER, Promotion, side
 from llama_index_memory_tiers.blocks.heat.recalling import RecallingBlock
 from llama_index_memory_tiers.blocks.heat.segments import KIND as SEGMENT
@@ -29,13 +29,14 @@ from llama_index_memory_tiers.events import TiersReport
 from llama_index_memory_tiers.extraction.insight import Meter
 from llama_index_memory_tiers.extraction.models import llm_name
 from llama_index_memory_tiers.heat import Scale, Tenant, eviction_order
-from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope
+from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope, StoredMessage
 from llama_index_memory_tiers.retention import Holding
-from llama_index_memory_tiers.storage import OwnerReader, Visits, new_id
-from llama_index_memory_tiers.text import analyse
+from llama_index_memory_tiers.storage import OwnerReader, Visits, codec, new_id
 
 # A segment takes no more pages, and the next one on its topic begins: the cost of looking into it stays bounded.
 _SEGMENT_PAGES = 100
+# So many segments get the direction that their records lack along with a batch.
+_DIRECTED = 50
 # So many segments are compared in a thread, so that the loop stays free.
 _THREAD_SEGMENTS = 100
 _SPARE_LEAVERS = 8
@@ -112,14 +113,12 @@ class HeatMemoryBlock(RecallingBlock):
         if not groups.pages and not groups.rest:
             return None
         before = await self._before(batch, reader)
-        late: tuple[tuple[NewRecord, Mapping[str, int]], ...] = ()
+        late: tuple[Extension, ...] = ()
         waiting = list(groups.pages)
         if groups.rest and before is None:
             waiting.insert(0, groups.rest)
         elif groups.rest and before is not None:
-            size = counter.text(told(groups.rest))
-            more = extended(before.record, groups.rest, before.vector, self._model, size)
-            late = ((more, analyse(told(groups.rest))),)
+            late = (await self._extended(before, groups.rest, batch.scope, reader, counter),)
         now = reader.now()
         calls = Calls(self._meter_id(reader.owner), f"{now:%Y-%m-%d}")
         meter = await self._meter(reader, calls, counter)
@@ -150,6 +149,16 @@ class HeatMemoryBlock(RecallingBlock):
         vectors = await reader.vectors([record.id], self._model)
         messages = await reader.messages_behind([record.id]) if self.llm is not None else {}
         return Before(record, vectors.get(record.id), tuple(messages.get(record.id, ())))
+
+    async def _extended(
+        self, before: Before, rest: Sequence[StoredMessage], scope: Scope, reader: OwnerReader, counter: TokenCounter
+    ) -> Extension:
+        """The page in front of a batch, with the answer that the batch begins with."""
+        page = before.record
+        said = before.messages or (await reader.messages_behind([page.id])).get(page.id, ())
+        (vector,) = await self._vectors([codec.told([*said, *rest])], scope)
+        size = counter.text(codec.told(rest))
+        return extended(page, rest, before=before.vector, vector=vector, model=self._model, tokens=size)
 
     async def _filed(
         self,
@@ -195,6 +204,7 @@ class HeatMemoryBlock(RecallingBlock):
             surplus=max(0, len(state) - self.mid_term_capacity),
             leaving=self._leaving(state, visits, now),
             visits={one: seen for one, seen in visits.items() if one in changed},
+            directed=_directed(library, changed),
         )
 
     async def _promotions(
@@ -375,3 +385,10 @@ class HeatMemoryBlock(RecallingBlock):
             ConfigurationError: There is no such segment.
         """
         await hands.pin(memory.desk(self.name), segment, pinned=pinned)
+
+
+def _directed(library: Library, changed: Collection[str]) -> dict[str, Segment]:
+    """Segments whose records lack their direction: those that a batch changes, and some more."""
+    first = sorted(library.directed, key=lambda one: (one not in changed, one))
+    most = max(_DIRECTED, len(library.directed.intersection(changed)))
+    return {one: library.segments[one] for one in first[:most]}
