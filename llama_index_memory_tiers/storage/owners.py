@@ -144,6 +144,6 @@ class OwnerReader:
         """The messages that records come from, in the order of the log."""
         return await self._store.parts.messages_behind(self.owner, ids)
 
-    async def visits(self, kind: str) -> dict[str, Visits]:
-        """How often records of a kind were shown; those that never were are missing."""
-        return await self._store.parts.visits(self.owner, kind)
+    async def visits(self, kind: str, ids: Sequence[str] | None = None) -> dict[str, Visits]:
+        """How often records of a kind, or these, were shown; those that never were are missing."""
+        return await self._store.parts.visits(self.owner, kind, ids)

@@ -258,8 +258,8 @@ class PartReader:
                 found.setdefault(row[0], []).append(message)
         return found
 
-    async def visits(self, owner: str, kind: str | None = None) -> dict[str, Visits]:
-        """How often records, or those of a kind, were shown; those that never were are missing."""
+    async def visits(self, owner: str, kind: str | None = None, ids: Sequence[str] | None = None) -> dict[str, Visits]:
+        """How often records, those of a kind, or these, were shown; those that never were are missing."""
         r, v = self._r, self._t.visits
         query = (
             select(r.c.uid, v.c.n, v.c.last_at)
@@ -270,7 +270,10 @@ class PartReader:
             query = query.where(r.c.kind == kind)
 
         async def work(connection: AsyncConnection) -> Sequence[Any]:
-            return (await connection.execute(query)).all()
+            if ids is None:
+                return (await connection.execute(query)).all()
+            few = select(r.c.uid, v.c.n, v.c.last_at).join(v, v.c.record_id == r.c.id).where(owned(r, owner))
+            return [row for part in chunks(ids) for row in await connection.execute(few.where(r.c.uid.in_(part)))]
 
         rows = await self._database.read(work)
         return {uid: Visits(int(n), codec.from_microseconds(last_at)) for uid, n, last_at in rows}

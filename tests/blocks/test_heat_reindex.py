@@ -15,7 +15,7 @@ from llama_index_memory_tiers import HeatMemoryBlock, Storage, TieredMemory, Vec
 from llama_index_memory_tiers.blocks.heat.calibration import unit
 from llama_index_memory_tiers.blocks.heat.library import Library, library_of
 from llama_index_memory_tiers.blocks.heat.segments import Segment, read_segment
-from llama_index_memory_tiers.storage import codec, reindexing
+from llama_index_memory_tiers.storage import IndexQuery, codec, reindexing
 from llama_index_memory_tiers.testing import HashEmbedding
 
 CAT, TRAIN, SOUP = TOPICS["cat"], TOPICS["train"], TOPICS["soup"]
@@ -220,3 +220,22 @@ async def test_beside_another_block_both_are_embedded_again(storage: Storage, wo
     await chat.aflush()
     (report,) = await both(wordllama_model).areindex()
     assert (report.embedded, report.skipped) == (15, 0)
+
+
+async def test_what_a_vector_block_finds_is_not_moved_by_the_pages_beside_it(
+    storage: Storage, wordllama_model: BaseEmbedding
+) -> None:
+    found = []
+    for user, beside in (("ann", []), ("bob", [kept(wordllama_model)])):
+        vector = VectorMemoryBlock(embed_model=wordllama_model)
+        chat = TieredMemory(
+            storage=storage, user_id=user, session_id="s", memory_blocks=[vector, *beside], delivery="inline"
+        )
+        await talk(chat, *CAT, *TRAIN)
+        await chat.aflush()
+        asked = tuple(await wordllama_model.aget_query_embedding(ASKED))
+        query = IndexQuery(ASKED, storage.clock(), asked, blocks=frozenset({vector.key}))
+        hits = await reader(storage, user, vector.key).search(query, model=wordllama_model.model_name)
+        found.append([(hit.place and hit.place[1], round(hit.legs.get("dense", 0), 3)) for hit in hits])
+    assert len(found[0]) == 20
+    assert sorted(found[0]) == sorted(found[1])

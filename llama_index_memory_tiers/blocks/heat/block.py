@@ -174,7 +174,6 @@ class HeatMemoryBlock(RecallingBlock):
     ) -> HeatDraft:
         now = reader.now()
         library = await library_of(reader, self._model)
-        visits = await reader.visits(SEGMENT)
         rules = FilingRules(
             threshold=self.mid_term_similarity_threshold,
             model=self._model,
@@ -188,6 +187,9 @@ class HeatMemoryBlock(RecallingBlock):
         else:
             filings, changed = file_pages(*arguments)
         state = library.segments | changed
+        surplus = max(0, len(state) - self.mid_term_capacity)
+        # All visits are read only where all heats are needed.
+        visits = await reader.visits(SEGMENT, None if surplus or self.llm is not None else list(changed))
         promotions = await self._promotions(batch, reader, state, filings, visits, meter, counter, until, now)
         return HeatDraft(
             session_id=batch.scope.session_id,
@@ -201,8 +203,8 @@ class HeatMemoryBlock(RecallingBlock):
             calls=replace(calls, calls=meter.calls, tokens=meter.tokens),
             filings=tuple(filings),
             promotions=tuple(promotions),
-            surplus=max(0, len(state) - self.mid_term_capacity),
-            leaving=self._leaving(state, visits, now),
+            surplus=surplus,
+            leaving=await asyncio.to_thread(self._leaving, state, surplus, visits, now) if surplus else {},
             visits={one: seen for one, seen in visits.items() if one in changed},
             directed=_directed(library, changed),
         )
@@ -221,8 +223,9 @@ class HeatMemoryBlock(RecallingBlock):
     ) -> list[Promotion]:
         if self.llm is None:
             return []
-        heats = {one.id: one.parts(visits.get(one.id), now, self._weights).total for one in state.values()}
-        hot = [one for one in state.values() if one.unanalysed and heats[one.id] >= self.mid_term_heat_threshold]
+        fresh = [one for one in state.values() if one.unanalysed]
+        heats = {one.id: one.parts(visits.get(one.id), now, self._weights).total for one in fresh}
+        hot = [one for one in fresh if heats[one.id] >= self.mid_term_heat_threshold]
         hot.sort(key=lambda one: (-heats[one.id], one.id))
         analyst = Analyst(
             llm=self.llm,
@@ -252,10 +255,9 @@ class HeatMemoryBlock(RecallingBlock):
         subjects = [str(record.data.get("subject", "")) for record in known]
         return approved(notes, self.share, scope, subjects, lambda error: self._failed(scope, error))
 
-    def _leaving(self, state: Mapping[str, Segment], visits: Mapping[str, Visits], now: datetime) -> dict[str, float]:
-        surplus = len(state) - self.mid_term_capacity
-        if surplus <= 0:
-            return {}
+    def _leaving(
+        self, state: Mapping[str, Segment], surplus: int, visits: Mapping[str, Visits], now: datetime
+    ) -> dict[str, float]:
         tenants = [
             Tenant(
                 one.id,
