@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Literal
 
 from pydantic import Field, PrivateAttr
@@ -14,7 +15,7 @@ from llama_index_memory_tiers.blocks.desk import Holder
 from llama_index_memory_tiers.blocks.heat import hands
 from llama_index_memory_tiers.blocks.heat.analysis import Analyst, Before, told_pages
 from llama_index_memory_tiers.blocks.heat.filing import Filing, FilingRules, file_pages
-from llama_index_memory_tiers.blocks.heat.library import Library, library_of
+from llama_index_memory_tiers.blocks.heat.library import library_of
 from llama_index_memory_tiers.blocks.heat.merging import Calls, HeatDraft, merge_heat, reads_of
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
 from llama_index_memory_tiers.blocks.heat.pages import Extension, Page, cut, extended, make_page
@@ -174,18 +175,9 @@ class HeatMemoryBlock(RecallingBlock):
     ) -> HeatDraft:
         now = reader.now()
         library = await library_of(reader, self._model)
-        rules = FilingRules(
-            threshold=self.mid_term_similarity_threshold,
-            model=self._model,
-            scale=scale,
-            most_pages=_SEGMENT_PAGES if self.policy == "heat" else None,
-            follow=self.policy == "heat",
-        )
-        arguments = (pages, library, rules, now, before.record.parent if before is not None else None)
-        if len(library.segments) > _THREAD_SEGMENTS:
-            filings, changed = await asyncio.to_thread(file_pages, *arguments)
-        else:
-            filings, changed = file_pages(*arguments)
+        last = before.record.parent if before is not None else None
+        file = partial(file_pages, pages, library, self._rules(scale), now, last)
+        filings, changed = await asyncio.to_thread(file) if len(library.segments) > _THREAD_SEGMENTS else file()
         state = library.segments | changed
         surplus = max(0, len(state) - self.mid_term_capacity)
         # All visits are read only where all heats are needed.
@@ -206,7 +198,7 @@ class HeatMemoryBlock(RecallingBlock):
             surplus=surplus,
             leaving=await asyncio.to_thread(self._leaving, state, surplus, visits, now) if surplus else {},
             visits={one: seen for one, seen in visits.items() if one in changed},
-            directed=_directed(library, changed),
+            directed=library.lacking(changed, _DIRECTED),
         )
 
     async def _promotions(
@@ -281,6 +273,16 @@ class HeatMemoryBlock(RecallingBlock):
         return merge_heat(draft, records)
 
     # -- settings --------------------------------------------------------------------------------------------
+
+    def _rules(self, scale: Scale) -> FilingRules:
+        ours = self.policy == "heat"
+        return FilingRules(
+            threshold=self.mid_term_similarity_threshold,
+            model=self._model,
+            scale=scale,
+            most_pages=_SEGMENT_PAGES if ours else None,
+            follow=ours,
+        )
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -387,10 +389,3 @@ class HeatMemoryBlock(RecallingBlock):
             ConfigurationError: There is no such segment.
         """
         await hands.pin(memory.desk(self.name), segment, pinned=pinned)
-
-
-def _directed(library: Library, changed: Collection[str]) -> dict[str, Segment]:
-    """Segments whose records lack their direction: those that a batch changes, and some more."""
-    first = sorted(library.directed, key=lambda one: (one not in changed, one))
-    most = max(_DIRECTED, len(library.directed.intersection(changed)))
-    return {one: library.segments[one] for one in first[:most]}

@@ -149,6 +149,11 @@ class Library:
         same = self.directed.difference(gone, (segment.id for segment in changed))
         return Library(self.model, found.values(), self, same.union(directed))
 
+    def lacking(self, changed: Collection[str], most: int) -> dict[str, Segment]:
+        """Segments whose records lack their direction: all that a batch changes, and others up to `most`."""
+        first = sorted(self.directed, key=lambda one: (one not in changed, one))
+        return {one: self.segments[one] for one in first[: max(most, len(self.directed.intersection(changed)))]}
+
     def keep_pages(self, pages: Mapping[str, list[Volume]]) -> None:
         """Remember the pages of segments, those of the newest look-ups."""
         self.pages.update(pages)
