@@ -35,7 +35,8 @@ from llama_index_memory_tiers.storage.marks import IndexState, MarkStore
 from llama_index_memory_tiers.storage.outside import OutsideSearch
 from llama_index_memory_tiers.storage.owners import OwnerReader, owner_key
 from llama_index_memory_tiers.storage.packs import PackStore
-from llama_index_memory_tiers.storage.parts import Visits
+from llama_index_memory_tiers.storage.parts import SUM, Visits
+from llama_index_memory_tiers.storage.record_rows import PAGE
 from llama_index_memory_tiers.storage.records import RecalledMessage, RecordStore
 from llama_index_memory_tiers.storage.reindexing import Reindexer, ReindexProgress, ReindexReport
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from qdrant_client import AsyncQdrantClient
 
 __all__ = [
+    "PAGE",
+    "SUM",
     "Cursor",
     "DeadLetter",
     "Entry",

@@ -19,6 +19,7 @@ from llama_index_memory_tiers.storage.index import (
     OwnerIndex,
 )
 from llama_index_memory_tiers.storage.packs import Pack, PackStore
+from llama_index_memory_tiers.storage.record_rows import indexed
 from llama_index_memory_tiers.storage.schema import Tables
 
 _logger = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ class OwnerIndexes:
                 e.c.vec, t.c.ids, t.c.counts,
             )
             .select_from(
-                o.outerjoin(r, and_(r.c.owner == o.c.owner, newer))
+                o.outerjoin(r, and_(r.c.owner == o.c.owner, newer, indexed(r)))
                 .outerjoin(e, and_(e.c.record_id == r.c.id, e.c.model == bindparam("model")))
                 .outerjoin(t, t.c.record_id == r.c.id)
             )
