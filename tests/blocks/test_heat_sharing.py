@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from doubles import rows
-from heat_doubles import TOPICS, Analyst, Clock, block, memory, note, reader, talk
+from heat_doubles import TOPICS, Analyst, Clock, answer, block, memory, note, reader, talk
 
 from llama_index_memory_tiers import AgentStatement, ForgetFilter, HeatMemoryBlock, Storage, TieredMemory
 
@@ -104,16 +104,38 @@ async def test_knowledge_about_the_user_is_never_offered_to_a_policy(storage: St
         ("The assistant promised the user a diet plan.", True),
         ("The assistant promised Ann a diet plan.", True),
         ("The assistant knows Tom's weight.", True),  # what Ann's knowledge is about
+        ("The assistant promised Mary a diet plan.", True),  # a name in what is known of Ann
+        ("The assistant knows a vet in Ghent.", True),  # and in her profile
         ("助手答应给用户一个计划。", True),
     ],
 )
 async def test_the_policy_unnamed_shares_what_does_not_speak_of_the_user(
     storage: Storage, text: str, names: bool
 ) -> None:
-    both = "\n".join([note("Tom is a cat.", subject="Tom", relation="is", value="a cat"), of_agent(text)])
-    blocks = nurse(both, share="unnamed")
+    both = [note("Tom is a cat of Mary's.", subject="Tom", relation="is", value="a cat of Mary's"), of_agent(text)]
+    blocks = nurse("\n".join(both), share="unnamed")
+    blocks.llm.rule("profile", answer(profile=["Lives in Ghent."]))  # type: ignore[union-attr]  # an Analyst
     await taught(storage, blocks)
     assert (text in await shown(storage, blocks)) is not names
+
+
+async def test_what_one_topic_tells_of_the_user_counts_for_another_that_is_analysed_with_it(storage: Storage) -> None:
+    """Statements and names may come from two topics of one batch."""
+    text = "The assistant knows Tom's timetable."
+    blocks = nurse("[]", share="unnamed")
+
+    def knowledge(prompt: str) -> str:
+        told = prompt.rsplit("<page", 1)[-1].casefold()
+        return (
+            of_agent(text) if "berlin" in told else note("Tom is a cat.", subject="Tom", relation="is", value="a cat")
+        )
+
+    blocks.llm.rule("knowledge", knowledge)  # type: ignore[union-attr]  # an Analyst
+    ann = memory(storage, blocks, user="ann", session="s", agent_id="nurse")
+    await talk(ann, *TRAIN, *CAT)
+    await ann.aflush()
+    learnt = {record.text: record.data.get("shared") for record in await reader(storage).light("fact")}
+    assert learnt == {text: None, "Tom is a cat.": None}
 
 
 async def test_a_policy_that_raises_or_says_maybe_shares_nothing(storage: Storage) -> None:

@@ -19,7 +19,7 @@ from llama_index_memory_tiers.blocks.heat.library import library_of
 from llama_index_memory_tiers.blocks.heat.merging import Calls, HeatDraft, merge_heat, reads_of
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
 from llama_index_memory_tiers.blocks.heat.pages import Extension, Page, cut, extended, make_page
-from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, USER, Promotion, side
+from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, PROFILE, USER, Promotion, side
 from llama_index_memory_tiers.blocks.heat.recalling import RecallingBlock
 from llama_index_memory_tiers.blocks.heat.segments import KIND as SEGMENT
 from llama_index_memory_tiers.blocks.heat.segments import Likeness, Segment, read_segment
@@ -70,9 +70,10 @@ class HeatMemoryBlock(RecallingBlock):
         grace_hours: Younger segments leave last; default 24.
         knowledge_overflow: What leaves when there is too much knowledge: what is unimportant and old
             (`importance`), or the oldest (`fifo`).
-        share: Which statements an agent may tell all its users: `unnamed`, those that do not speak of the user, or a
-            callable that decides for each `AgentStatement`. They are withdrawn with what they came from. Default:
-            nothing that was said to an agent by one user is told to another.
+        share: Which statements an agent may tell all its users: `unnamed`, those that do not speak of the user as far
+            as words show (see `AgentStatement.names_user`), or a callable that decides for each `AgentStatement`. They
+            are withdrawn with what they came from. Default: nothing that was said to an agent by one user is told to
+            another.
         policy: `heat`, or `memoryos` for the original's rules: raw cosines, Jaccard in recall, least frequently used
             leaves, first in first out, only the hottest segment is analysed.
         model_seconds: Bound of one model call; default 30.
@@ -234,18 +235,18 @@ class HeatMemoryBlock(RecallingBlock):
         )
         counts = {one: seen.count for one, seen in visits.items()}
         found = await analyst.promote(hot[:1] if self.policy == "memoryos" else hot, filings, counts, now)
-        found = [
-            replace(one, knowledge=tuple(await self._approved(one.knowledge, batch.scope, reader))) for one in found
-        ]
+        new = [record for one in found for record in (*one.knowledge, one.profile) if record is not None]
+        shared = {note.id: note for note in await self._approved(new, batch.scope, reader)}
+        found = [replace(one, knowledge=tuple(shared[note.id] for note in one.knowledge)) for one in found]
         return await self._with_vectors(found, batch.scope)
 
-    async def _approved(self, notes: Sequence[NewRecord], scope: Scope, reader: OwnerReader) -> list[NewRecord]:
+    async def _approved(self, new: Sequence[NewRecord], scope: Scope, reader: OwnerReader) -> list[NewRecord]:
         """Mark what the agent may tell all its users."""
-        if self.share is None or not any(side(note) != USER for note in notes):
-            return list(notes)
-        known = [record for record in await reader.light(KNOWLEDGE) if side(record) == USER]
-        subjects = [str(record.data.get("subject", "")) for record in known]
-        return approved(notes, self.share, scope, subjects, lambda error: self._failed(scope, error))
+        if self.share is None or not any(side(record) != USER for record in new):
+            return list(new)
+        known: list[Record | NewRecord] = [*await reader.light(KNOWLEDGE, PROFILE), *new]
+        about_user = [record for record in known if side(record) == USER]
+        return approved(new, self.share, scope, about_user, lambda error: self._failed(scope, error))
 
     def _leaving(
         self, state: Mapping[str, Segment], surplus: int, visits: Mapping[str, Visits], now: datetime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,6 +14,7 @@ from llama_index_memory_tiers.text import analyse
 
 _PERSON = "user 用户"
 _ITSELF = "assistant agent 助手"
+_NAME = re.compile(r"(?<=[^.!?\s]\s)\w+")  # not the first word of a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,9 @@ class AgentStatement:
         importance: 0 to 1.
         agent_id: The agent.
         user_id: In whose conversation it was said; `None` when nobody is named.
-        names_user: Whether it speaks of the user: by the word "user", by their id, or by anything that knowledge about
-            them is about.
+        names_user: Whether it speaks of the user: by the word "user", by their id, by anything that knowledge about
+            them is about, or by a name in it or in their profile, which is a word with a capital letter within a
+            sentence.
     """
 
     text: str
@@ -49,7 +52,7 @@ def approved(
     notes: Sequence[NewRecord],
     policy: SharePolicy | None,
     scope: Scope,
-    subjects: Iterable[str],
+    known: Iterable[Record | NewRecord],
     failed: Callable[[Exception], None],
 ) -> list[NewRecord]:
     """Mark the statements of an agent that it may tell all its users.
@@ -58,7 +61,7 @@ def approved(
         notes: What was learnt.
         policy: Decides; `None` shares nothing.
         scope: In whose conversation.
-        subjects: What knowledge about the user is about.
+        known: What is known of the user: knowledge, profiles.
         failed: Told when the policy raised; then the statement stays with its user.
 
     Returns:
@@ -66,9 +69,11 @@ def approved(
     """
     if policy is None or scope.agent_id is None:
         return list(notes)
+    known = list(known)
     own = [note for note in notes if side(note) == f"{AGENT}/{scope.agent_id}"]
-    about = [str(note.data.get("subject", "")) for note in notes if note not in own]
-    names = _words(" ".join((*subjects, *about, scope.user_id or "", _PERSON))) - _words(_ITSELF)
+    about = [str(one.data.get("subject", "")) for one in known]
+    named = [name for one in known for name in _NAME.findall(one.text) if name[0].isupper() and len(name) > 1]
+    names = _words(" ".join((*about, *named, scope.user_id or "", _PERSON))) - _words(_ITSELF)
     chosen = {note.id for note in own if _shares(_statement(note, scope, names), policy, failed)}
     return [replace(note, data={**note.data, "shared": True}) if note.id in chosen else note for note in notes]
 
