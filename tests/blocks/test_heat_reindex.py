@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +28,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def storage(tmp_path: Path, clock: Clock) -> AsyncIterator[Storage]:
-    async with Storage(tmp_path / "memory.db", clock=clock) as opened:
-        yield opened
+def storage(request: pytest.FixtureRequest, make_storage: Any, clock: Clock) -> Storage:
+    made: Storage = make_storage(getattr(request, "param", "file"), clock=clock)
+    return made
+
+
+everywhere = pytest.mark.parametrize("storage", ["file", "postgres"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,7 @@ async def shown(chat: TieredMemory, asked: str = ASKED) -> str:
     return "\n".join(str(message.content) for message in await chat.for_session("t").aget(input=asked))
 
 
+@everywhere
 @pytest.mark.parametrize("before", [OLD, None], ids=["another model", "no model"])
 async def test_every_page_is_embedded_again_and_topics_point_where_their_pages_do(
     storage: Storage, wordllama_model: BaseEmbedding, before: BaseEmbedding | None
@@ -155,6 +157,7 @@ async def test_without_new_vectors_topics_are_told_by_words(storage: Storage, wo
     assert all(one.lacks(wordllama_model.model_name) for one in segments.values())
 
 
+@everywhere
 async def test_other_weights_under_the_same_name_move_the_topics_too(storage: Storage) -> None:
     class Other(HashEmbedding):
         def _get_text_embedding(self, text: str) -> list[float]:

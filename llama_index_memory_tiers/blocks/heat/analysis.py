@@ -14,6 +14,7 @@ from llama_index_memory_tiers.blocks.absorbing import is_outage
 from llama_index_memory_tiers.blocks.heat.filing import Filing
 from llama_index_memory_tiers.blocks.heat.pages import KIND, Page, Vector, page_terms
 from llama_index_memory_tiers.blocks.heat.promotion import (
+    KNOWLEDGE,
     PROFILE,
     Promotion,
     knowledge_records,
@@ -210,7 +211,7 @@ class Analyst:
             return []
         profiles = await self.reader.light(PROFILE)
         profile: Record | NewRecord | None = profiles[-1] if profiles else None
-        known = [record.text for record in await self.reader.light("fact")][-_KNOWN_TO_MODEL:]
+        known = [record.text for record in await self.reader.light(KNOWLEDGE)][-_KNOWN_TO_MODEL:]
         promotions: list[Promotion] = []
         for segment in hot:
             if not self.meter.allows(2) or asyncio.get_running_loop().time() > self.until:

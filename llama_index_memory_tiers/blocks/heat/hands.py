@@ -24,7 +24,7 @@ from llama_index_memory_tiers.blocks.heat.segments import KIND, read_segment, se
 from llama_index_memory_tiers.blocks.heat.sharing import granted
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.events import SegmentView, TiersReport, TierView
-from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record, StoredMessage
+from llama_index_memory_tiers.records import Changes, NewRecord, Place, Reads, Record, StoredMessage
 from llama_index_memory_tiers.storage import OwnerReader
 from llama_index_memory_tiers.text import analyse
 
@@ -77,17 +77,18 @@ async def roll_back(desk: Desk, number: int) -> None:
             remedy="Pass one of them.",
         )
     whole = (await reader.by_ids([wanted.id]))[0]
+    await _write_profile(desk, whole.text, whole.sources, {"restored": number})
+
+
+async def _write_profile(desk: Desk, text: str, sources: Sequence[Place], data: Mapping[str, Any]) -> None:
     id_ = desk.new_id()
 
     def merge(records: Sequence[Record]) -> Changes:
         current = records[-1] if records else None
-        about = {"restored": number}
         record = profile_record(
-            whole.text, current, whole.sources, desk.now(), data=about, new_id=lambda: id_, count=desk.counter.text
+            text, current, sources, desk.now(), data=data, new_id=lambda: id_, count=desk.counter.text
         )
-        if current is None:
-            return Changes(add=(record,))
-        return Changes(add=(record,), supersede={current.id: record.id})
+        return Changes(add=(record,), supersede={} if current is None else {current.id: id_})
 
     await desk.change(merge, Reads(kinds=(PROFILE,)))
 
@@ -141,17 +142,11 @@ def _note(desk: Desk, said_at: datetime, text: str, agent: bool) -> NewRecord:
 
 async def set_profile(desk: Desk, text: str) -> bool:
     """Write a profile by hand, as its next version; whether it says anything new."""
-    told, id_ = desk.redacted(text).strip(), desk.new_id()
+    told = desk.redacted(text).strip()
     reader = await desk.reader()
     if not told or told in {record.text for record in await reader.history(PROFILE)}:
         return False
-
-    def merge(records: Sequence[Record]) -> Changes:
-        current = records[-1] if records else None
-        record = profile_record(told, current, (), desk.now(), data={}, new_id=lambda: id_, count=desk.counter.text)
-        return Changes(add=(record,), supersede={} if current is None else {current.id: id_})
-
-    await desk.change(merge, Reads(kinds=(PROFILE,)))
+    await _write_profile(desk, told, (), {})
     return True
 
 
