@@ -21,7 +21,7 @@ DIMENSIONS = 256
 WORDS = [f"word{number}" for number in range(5000)]
 SHOWN = 30
 GETS = 200
-_MODEL = HashEmbedding(dimensions=DIMENSIONS)
+_MODEL = HashEmbedding(dims=DIMENSIONS)
 
 
 async def report(directory: Path, *, quick: bool, postgres: str | None) -> str:

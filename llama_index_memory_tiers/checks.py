@@ -6,6 +6,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache, wraps
 from os import PathLike
 from typing import (
@@ -55,8 +56,12 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     signature = inspect.signature(function)
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return  # one too many, or missing: the call itself says it better, with the function's name
         hints = _hints(function)
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        for name, value in given.items():
             kind = signature.parameters[name].kind
             if name not in hints or kind is inspect.Parameter.VAR_KEYWORD:
                 continue
@@ -89,8 +94,9 @@ def check_fields(value: Any) -> None:
     Raises:
         ConfigurationError: Names the field and its value.
     """
-    for name, hint in _hints(type(value)).items():  # type: ignore[arg-type]  # a class can be hashed
-        check_kind(name, getattr(value, name), hint)
+    hints = _hints(type(value))  # type: ignore[arg-type]  # a class can be hashed
+    for one in fields(value):
+        check_kind(one.name, getattr(value, one.name), hints[one.name])
 
 
 def check_kind(name: str, value: Any, hint: Any) -> None:
@@ -186,7 +192,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, one) for one in get_args(hint))
     if origin is Literal:
         return any(type(value) is type(one) and value == one for one in get_args(hint))
-    if origin is not None and issubclass(origin, Iterable):
+    if inspect.isclass(origin) and issubclass(origin, Iterable):
         return _holds(value, origin, get_args(hint))
     if hint in (int, float):
         number = isinstance(value, (int, hint)) and not isinstance(value, bool)
@@ -220,9 +226,9 @@ def _words(hint: Any) -> str:
         return " or ".join(dict.fromkeys(_words(one) for one in inner))
     if origin is Literal:
         return " or ".join(map(repr, inner))
-    if origin is not None and issubclass(origin, Mapping):
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
         return "a mapping"
-    if origin is not None and issubclass(origin, Iterable):
+    if inspect.isclass(origin) and issubclass(origin, Iterable):
         each = [_words(one) for one in inner if one is not ...]
         return f"a list of which each is {' or '.join(each)}" if each else "a list"
     if (origin or hint) in _WORDS:

@@ -11,11 +11,26 @@ from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageR
 from pydantic import BaseModel
 
 TEXT_FIELDS = {"block_type", "text"}
-_MESSAGE_FIELDS = {"role", "additional_kwargs", "blocks"}
+MESSAGE_FIELDS = {"role", "additional_kwargs", "blocks"}
 # Pydantic keeps three values of each model in slots; setting these directly is what its own copy does.
 _set_fields: Callable[[BaseModel, set[str]], None] = BaseModel.__dict__["__pydantic_fields_set__"].__set__
 _set_extra: Callable[[BaseModel, None], None] = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_private: Callable[[BaseModel, None], None] = BaseModel.__dict__["__pydantic_private__"].__set__
+
+
+def as_known(message: type[BaseModel], block: type[BaseModel]) -> bool:
+    """Whether messages and text blocks have just the fields that are set here.
+
+    Args:
+        message: The class of messages.
+        block: The class of text blocks.
+    """
+    private = {*message.__private_attributes__, *block.__private_attributes__}
+    return set(message.model_fields) == MESSAGE_FIELDS and set(block.model_fields) == TEXT_FIELDS and not private
+
+
+AS_KNOWN = as_known(ChatMessage, TextBlock)
+"""Else, with a LlamaIndex that has added some, pydantic makes and copies every message."""
 
 
 class PlainText(NamedTuple):
@@ -36,7 +51,7 @@ Source = PlainText | ChatMessage
 
 def plain_text(message: ChatMessage) -> PlainText | None:
     """What a message of text only says; `None` for any other."""
-    if type(message) is not ChatMessage or message.additional_kwargs:
+    if not AS_KNOWN or type(message) is not ChatMessage or message.additional_kwargs:
         return None
     texts = tuple(block.text for block in message.blocks if type(block) is TextBlock)
     return PlainText(message.role, texts) if len(texts) == len(message.blocks) else None
@@ -80,6 +95,9 @@ def fresh(sources: Iterable[Source]) -> list[ChatMessage]:
             if not isinstance(source, PlainText):
                 made.append(clone(source))
                 continue
+            if not AS_KNOWN:
+                made.append(ChatMessage(role=source.role, blocks=[TextBlock(text=text) for text in source.texts]))
+                continue
             blocks: list[ContentBlock] = []
             for text in source.texts:
                 block = new(TextBlock)
@@ -92,7 +110,7 @@ def fresh(sources: Iterable[Source]) -> list[ChatMessage]:
             message = new(ChatMessage)
             fields = message.__dict__
             fields["role"], fields["additional_kwargs"], fields["blocks"] = source.role, {}, blocks
-            _set_fields(message, _MESSAGE_FIELDS)
+            _set_fields(message, MESSAGE_FIELDS)
             _set_extra(message, None)
             _set_private(message, None)
             made.append(message)

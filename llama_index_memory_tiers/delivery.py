@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
-from llama_index_memory_tiers.blocks.absorbing import BUSY, Consumer, Due, Step, absorb, absorb_letter
+from llama_index_memory_tiers.blocks.absorbing import BUSY, Step, absorb, absorb_letter
+from llama_index_memory_tiers.blocks.consumer import Consumer, Due
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import StorageClosedError
 from llama_index_memory_tiers.events import BlockProgress, FlushReport

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, Function
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, TextBlock
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import FunctionTool
+from pydantic import ValidationError
 
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.sample import load_questions
@@ -24,6 +26,7 @@ from llama_index_memory_tiers.testing import (
     ScriptedLLM,
     ToolCall,
     ToolRule,
+    WordLlamaEmbedding,
 )
 from llama_index_memory_tiers.testing.models.asking import asks
 
@@ -387,6 +390,14 @@ async def test_embeddings_are_equal_by_word_stems_whichever_way_they_are_asked_f
     assert len(one) == 128
     assert one == model.get_query_embedding("a CAT runs") == await model.aget_text_embedding("cat run")
     assert one == await model.aget_query_embedding("cats, running!") == model.get_text_embedding_batch(["cat runs"])[0]
+
+
+@pytest.mark.parametrize(
+    "make", [HashEmbedding, QuotingLLM, WordLlamaEmbedding, ScriptedLLM, ScriptedFunctionCallingLLM]
+)
+def test_a_misspelt_name_is_no_silent_default(make: Any) -> None:
+    with pytest.raises(ValidationError, match="dimensions"):
+        make(dimensions=32)
 
 
 def test_texts_that_share_words_are_nearer_than_texts_that_do_not() -> None:

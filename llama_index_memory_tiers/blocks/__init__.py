@@ -8,8 +8,8 @@ from typing import Any
 from llama_index.core.memory import StaticMemoryBlock as CoreStaticMemoryBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
 
-from llama_index_memory_tiers.blocks.absorbing import Consumer
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.consumer import Consumer
 from llama_index_memory_tiers.blocks.episodic.block import EpisodicMemoryBlock
 from llama_index_memory_tiers.blocks.episodic.episodes import Episode, EpisodeStep, ToolUse
 from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock

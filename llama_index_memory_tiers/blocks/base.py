@@ -16,7 +16,8 @@ from llama_index.core.utils import get_tokenizer
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 from typing_extensions import Self
 
-from llama_index_memory_tiers.blocks.absorbing import Due, Trigger, absorb
+from llama_index_memory_tiers.blocks.absorbing import absorb
+from llama_index_memory_tiers.blocks.consumer import Due, Trigger
 from llama_index_memory_tiers.budget import Item, TokenCounter, section_text
 from llama_index_memory_tiers.checks import check_kind, checked
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError

@@ -9,7 +9,7 @@ from typing import Any
 
 from llama_index.core.memory.memory import BaseMemoryBlock
 
-from llama_index_memory_tiers.blocks.absorbing import Trigger
+from llama_index_memory_tiers.blocks.consumer import Trigger
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.records import Batch, Changes, Reads, Record
 from llama_index_memory_tiers.storage import OwnerReader

@@ -12,8 +12,8 @@ from llama_index.core.llms import LLM
 from llama_index.core.prompts import BasePromptTemplate
 from pydantic import Field
 
-from llama_index_memory_tiers.blocks.absorbing import Trigger
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.consumer import Trigger
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.extraction.facts import transcribe
 from llama_index_memory_tiers.extraction.models import llm_name, needed_llm

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, TextBlock
 
 from llama_index_memory_tiers.budget.counting import TokenCounter
-from llama_index_memory_tiers.budget.items import PackedPart, Part
+from llama_index_memory_tiers.budget.items import PackedPart, Part, tag_name
 
 
 @dataclass(slots=True)
@@ -97,6 +97,22 @@ class Meter:
         if known is None:
             known = self._messages[id(message)] = (message, self._edited(message))
         return known[1]
+
+    def tags(self, part: Part) -> int:
+        """Tokens of the lines around a part."""
+        tag = tag_name(part.name)
+        return self.line(f"<{tag}>") + self.line(f"</{tag}>")
+
+    def section(self, part: Part) -> Section:
+        """A part of which nothing is kept yet."""
+        whole = sum(map(self.message, part.messages))
+        whole += sum(self.line(b.text) if isinstance(b, TextBlock) else self.block(b) for b in part.blocks)
+        section = Section(part, self.tags(part) if part.blocks or part.items else 0, whole)
+        for index, item in enumerate(part.items):
+            section.lines[index] = self.line(item.text)
+            if (key := item.group or index) not in section.frames:
+                section.frames[key] = sum(self.line(edge) for edge in (item.header, item.footer) if edge)
+        return section
 
     def total(self, messages: Sequence[ChatMessage]) -> int:
         """Tokens of a context."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_tiers.budget.counting import STANDS_ALONE, TokenCounter
-from llama_index_memory_tiers.budget.items import LeftOut, Packed, Part, Reason, Row, tag_name
+from llama_index_memory_tiers.budget.items import LeftOut, Packed, Part, Reason, Row
 from llama_index_memory_tiers.budget.measuring import Meter, Section
 from llama_index_memory_tiers.budget.window_plan import WindowPlan
 from llama_index_memory_tiers.records import Place
@@ -74,6 +75,7 @@ class Packer:
         self._open_sections = 0
         self._shown_rows: set[int] = set()
         self._shown: set[Place] = set()
+        self._quoted: Counter[Place] = Counter()  # How many of the items that are kept show a message word for word.
         self._drift = 0
         self._overflow = False
         self._loose = False  # Whether a line begins or ends so that `TokenCounter.lines` does not cut there.
@@ -119,7 +121,7 @@ class Packer:
         frame, free = 0, self._free()
         if not part.messages:
             # Each text block ends a line, which may cost a token.
-            frame = self._tags(part) + max(1, len(part.blocks))
+            frame = self._meter.tags(part) + max(1, len(part.blocks))
             free -= 0 if self._open_sections else self._wrapper
         share = free if part.share_tokens is None else min(free, part.share_tokens)
         return 0 if self._overflow else max(0, share - frame)
@@ -179,23 +181,10 @@ class Packer:
     # What may be added, and what it costs.
 
     def _enter(self, part: Part) -> int:
-        line = self._meter.line
-        whole = sum(map(self._meter.message, part.messages))
-        whole += sum(line(b.text) if isinstance(b, TextBlock) else self._meter.block(b) for b in part.blocks)
-        frame = self._tags(part) if part.blocks or part.items else 0
-        section = Section(part, frame, whole)
-        for index, item in enumerate(part.items):
-            section.lines[index] = line(item.text)
-            self._loose = self._loose or not STANDS_ALONE.match(item.text)
-            if (key := item.group or index) not in section.frames:
-                section.frames[key] = sum(line(edge) for edge in (item.header, item.footer) if edge)
-        self._sections.append(section)
+        self._loose = self._loose or not all(STANDS_ALONE.match(item.text) for item in part.items)
+        self._sections.append(self._meter.section(part))
         self._order = sorted(range(len(self._sections)), key=lambda at: self._sections[at].part.priority)
         return len(self._sections) - 1
-
-    def _tags(self, part: Part) -> int:
-        tag = tag_name(part.name)
-        return self._meter.line(f"<{tag}>") + self._meter.line(f"</{tag}>")
 
     def _claims(self, section: int) -> Iterator[_Claim]:
         part = self._sections[section].part
@@ -228,21 +217,16 @@ class Packer:
         return bool(sources) and sources <= self._shown
 
     def _said(self, claim: _Claim) -> bool:
-        """Whether it is redundant, or would quote what other items quote; what is kept stays whoever comes later."""
-        if claim.section < 0 or claim.piece < 0 or self._redundant(claim):
-            return self._redundant(claim)
-        item = self._sections[claim.section].part.items[claim.piece]
-        return item.quotes and bool(item.sources) and item.sources <= self._shown | self._quoted(claim)
+        """Whether what is left out is redundant, or would quote what is shown; what is kept stays."""
+        quoted = self._quotes(claim) if claim.section >= 0 else ()
+        return self._redundant(claim) or (
+            bool(quoted) and all(place in self._shown or self._quoted[place] for place in quoted)
+        )
 
-    def _quoted(self, but: _Claim) -> set[Place]:
-        """Messages that the items which are kept show word for word."""
-        return {
-            place
-            for at, section in enumerate(self._sections)
-            for piece in section.kept
-            if piece >= 0 and (at, piece) != (but.section, but.piece) and section.part.items[piece].quotes
-            for place in section.part.items[piece].sources
-        }
+    def _quotes(self, claim: _Claim) -> frozenset[Place]:
+        """Messages that an item shows word for word."""
+        item = self._sections[claim.section].part.items[claim.piece] if claim.piece >= 0 else None
+        return item.sources if item is not None and item.quotes else frozenset()
 
     def _cost(self, claim: _Claim) -> int:
         if claim.section < 0:
@@ -292,6 +276,7 @@ class Packer:
         section = self._sections[claim.section]
         self._open_sections += not section.kept and section.frame > 0
         section.add(claim.piece)
+        self._quoted.update(self._quotes(claim))
 
     def _add(self, claim: _Claim) -> None:
         self._put(claim)
@@ -307,6 +292,7 @@ class Packer:
             return
         section = self._sections[claim.section]
         section.remove(claim.piece)
+        self._quoted.subtract(self._quotes(claim))
         self._open_sections -= not section.kept and section.frame > 0
 
     # The steps.

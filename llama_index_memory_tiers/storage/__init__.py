@@ -35,11 +35,12 @@ from llama_index_memory_tiers.storage.marks import IndexState, MarkStore
 from llama_index_memory_tiers.storage.outside import OutsideSearch
 from llama_index_memory_tiers.storage.owners import OwnerReader, owner_key
 from llama_index_memory_tiers.storage.packs import PackStore
-from llama_index_memory_tiers.storage.parts import Visits
+from llama_index_memory_tiers.storage.parts import SUM, Visits
+from llama_index_memory_tiers.storage.record_rows import PAGE
 from llama_index_memory_tiers.storage.records import RecalledMessage, RecordStore
 from llama_index_memory_tiers.storage.reindexing import Reindexer, ReindexProgress, ReindexReport
 from llama_index_memory_tiers.storage.rows import Entry, PutResult, Session, Window
-from llama_index_memory_tiers.storage.schema import build_tables, checked_name, made, migrate
+from llama_index_memory_tiers.storage.schema import build_tables, checked_name, migrate, tables_exist
 from llama_index_memory_tiers.storage.survey import Survey
 from llama_index_memory_tiers.storage.transfer import Progress, Target, TransferReport, reading, writing
 
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from qdrant_client import AsyncQdrantClient
 
 __all__ = [
+    "PAGE",
+    "SUM",
     "Cursor",
     "DeadLetter",
     "Entry",
@@ -209,7 +212,7 @@ class Storage:
             return False
         if self.file is not None and not await asyncio.to_thread(holds_table, self.file, self.table_name):
             return False  # somebody else's, perhaps, which the first connection of ours would put into WAL mode
-        return await made(self._database, self._tables)
+        return await tables_exist(self._database, self._tables)
 
     async def aopen(self) -> Self:
         """Make the tables now instead of at the first use.

@@ -19,10 +19,10 @@ from llama_index_memory_tiers.storage.index import (
     OwnerIndex,
 )
 from llama_index_memory_tiers.storage.packs import Pack, PackStore
+from llama_index_memory_tiers.storage.record_rows import indexed
 from llama_index_memory_tiers.storage.schema import Tables
 
 _logger = logging.getLogger(__name__)
-
 
 _PAGE_ROWS = 4000
 # Beyond this an index is brought up to date in a thread.
@@ -30,7 +30,6 @@ _THREAD_ROWS = 500
 # An index is packed when so many rows of it, and a quarter of all, were read one by one.
 _PACKED_ROWS = 2000
 _LAST_ID = 2**63 - 1
-# Owners of whom blocks remember what they made of their records.
 
 
 class OwnerIndexes:
@@ -157,7 +156,7 @@ class OwnerIndexes:
                 e.c.vec, t.c.ids, t.c.counts,
             )
             .select_from(
-                o.outerjoin(r, and_(r.c.owner == o.c.owner, newer))
+                o.outerjoin(r, and_(r.c.owner == o.c.owner, newer, indexed(r)))
                 .outerjoin(e, and_(e.c.record_id == r.c.id, e.c.model == bindparam("model")))
                 .outerjoin(t, t.c.record_id == r.c.id)
             )

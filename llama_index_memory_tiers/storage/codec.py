@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-from llama_index_memory_tiers.copies import TEXT_FIELDS, PlainText, Source, fresh, plain_text
+from llama_index_memory_tiers.copies import MESSAGE_FIELDS, TEXT_FIELDS, PlainText, Source, fresh, plain_text
 from llama_index_memory_tiers.embeddings import MOST_CHARACTERS
 from llama_index_memory_tiers.errors import InvalidMessageError
-from llama_index_memory_tiers.records import NOTHING, MessageMeta, aware
+from llama_index_memory_tiers.records import NOTHING, MessageMeta, StoredMessage, aware
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 
 _NO_META = MessageMeta()
+_TOLD_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT})
 _ROLES = {role.value: role for role in MessageRole}  # five times as fast as the enumeration's own look-up
 
 
@@ -81,7 +82,7 @@ def decode_source(fields: Mapping[str, Any]) -> Source:
         if type(text) is not str or len(block) != len(TEXT_FIELDS) or block.get("block_type") != "text":
             return ChatMessage.model_validate(fields)  # not text alone
         texts.append(text)
-    if fields["additional_kwargs"]:
+    if fields["additional_kwargs"] or len(fields) != len(MESSAGE_FIELDS):
         return ChatMessage.model_validate(fields)
     return PlainText(_ROLES.get(fields["role"]) or MessageRole(fields["role"]), tuple(texts))
 
@@ -196,6 +197,11 @@ def embedded_text(text: str, speaker: str = "") -> str:
         The text with its speaker, bounded, and without what tokenizers and HTTP clients refuse.
     """
     return storable(f"{speaker}: {text}" if speaker else text)[:MOST_CHARACTERS]
+
+
+def told(messages: Iterable[StoredMessage]) -> str:
+    """What people and assistants said in messages, joined by newlines."""
+    return "\n".join(text for stored in messages if stored.role in _TOLD_ROLES and (text := stored.text.strip()))
 
 
 def to_microseconds(time: datetime) -> int:

@@ -203,6 +203,9 @@ class Database:
 
     async def _reading(self, work: Work[T]) -> T:
         async with (await self._engine()).connect() as connection:
+            if not self.sqlite:
+                # BEGIN and ROLLBACK would each be a round trip, and READ COMMITTED gives a read nothing for them.
+                await connection.execution_options(isolation_level="AUTOCOMMIT")
             return await work(connection)
 
     async def _writing(self, work: Work[T]) -> T:

@@ -15,6 +15,7 @@ from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.parts import PartReader
 from llama_index_memory_tiers.storage.schema import Tables
 
+# Things that are kept; one owner has one or two for each block.
 _MOST = 32
 
 Key = tuple[str, str, str]
@@ -32,7 +33,7 @@ class _State:
 
 
 class Made:
-    """Keeps what was made for the newest owners; a value is never changed, so threads and loops may share it.
+    """Keeps what was made for the owners last asked about; a value is never changed, so threads and loops may share it.
 
     Args:
         database: Where.
@@ -48,7 +49,7 @@ class Made:
 
     def drop(self, owners: Collection[str]) -> None:
         """Let go of what was made for these owners."""
-        for key in [key for key in self._kept if key[0] in owners]:
+        for key in [key for key in list(self._kept) if key[0] in owners]:
             self._kept.pop(key, None)
 
     def count(self, owners: Collection[str]) -> int:
@@ -61,7 +62,7 @@ class Made:
         state = await self._state(key[0])
         known = self._kept.get(key)
         if known is not None and known[0] == state:
-            return known[1]
+            return self._keep(key, state, known[1])
         return self._keep(key, state, await make())
 
     async def followed(self, key: Key, kinds: Sequence[str], take: Take) -> Any:
@@ -69,7 +70,7 @@ class Made:
         state = await self._state(key[0])
         known = self._kept.get(key)
         if known is not None and known[0] == state:
-            return known[1]
+            return self._keep(key, state, known[1])
         if known is None or known[0] is None or state is None or known[0].epoch != state.epoch:
             found = await self._parts.of_kinds(key[0], key[1], kinds)
             return self._keep(key, state, await take(None, found))
@@ -77,8 +78,8 @@ class Made:
         return self._keep(key, state, await take(known[1], changed))
 
     def _keep(self, key: Key, state: _State | None, value: Any) -> Any:
+        self._kept.pop(key, None)  # not moved: another thread may have let it go
         self._kept[key] = (state, value)
-        self._kept.move_to_end(key)
         while len(self._kept) > _MOST:
             self._kept.popitem(last=False)
         return value

@@ -10,6 +10,7 @@ from sqlalchemy import and_, bindparam, delete, func, literal, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.record_rows import indexed
 from llama_index_memory_tiers.storage.rows import chunks
 from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables
 
@@ -79,6 +80,7 @@ class MarkStore:
         self._database = database
         self._t = tables
         r, e, t = tables.records, tables.embeddings, tables.terms
+        self._indexed = and_(r.c.superseded_by.is_(None), r.c.archived_at.is_(None), indexed(r))
         self._rows = (
             # In the order that `index_columns` wants; the first two stand for the owner's.
             select(
@@ -91,7 +93,7 @@ class MarkStore:
                 r.outerjoin(e, and_(e.c.record_id == r.c.id, e.c.model == bindparam("model")))
                 .outerjoin(t, t.c.record_id == r.c.id)
             )
-            .where(func.coalesce(r.c.owner, "") == bindparam("owner"))
+            .where(func.coalesce(r.c.owner, "") == bindparam("owner"), indexed(r))
         )  # fmt: skip
         marks = ".".join(f'"{part}"' for part in tables.marks.fullname.split("."))
         self._begin = text(
@@ -188,7 +190,7 @@ class MarkStore:
         o, k, r = self._t.owners, self._t.marks, self._t.records
         both = o.outerjoin(k, and_(k.c.owner == o.c.owner, k.c.model == model))
         owners = select(func.count()).select_from(both).where(self._lag()).scalar_subquery()
-        newer = and_(r.c.owner == o.c.owner, r.c.rev > func.coalesce(k.c.rev, 0))
+        newer = and_(r.c.owner == o.c.owner, r.c.rev > func.coalesce(k.c.rev, 0), indexed(r))
         records = select(func.count(r.c.id)).select_from(both.join(r, newer)).scalar_subquery()
         row = (await self._read(select(owners, records), {}))[0]
         return int(row[0]), int(row[1])
@@ -218,7 +220,7 @@ class MarkStore:
         r = self._t.records
         query = (
             select(r.c.id, r.c.uid)
-            .where(r.c.owner == owner, r.c.id > after, r.c.superseded_by.is_(None), r.c.archived_at.is_(None))
+            .where(r.c.owner == owner, r.c.id > after, self._indexed)
             .order_by(r.c.id)
             .limit(PAGE_ROWS)
         )
@@ -227,7 +229,7 @@ class MarkStore:
     async def pending(self, owner: str, rev: int, limit: int) -> list[int]:
         """Row ids of records with a higher revision."""
         r = self._t.records
-        query = select(r.c.id).where(r.c.owner == owner, r.c.rev > rev).limit(limit)
+        query = select(r.c.id).where(r.c.owner == owner, r.c.rev > rev, indexed(r)).limit(limit)
         return [row.id for row in await self._read(query, {})]
 
     async def rows(self, owner: str, model: str, records: Sequence[int]) -> list[Any]:
@@ -256,7 +258,7 @@ class MarkStore:
         query = (
             select(r.c.id, e.c.vec)
             .join_from(r, e, and_(e.c.record_id == r.c.id, e.c.model == model))
-            .where(r.c.owner == owner, r.c.id > after, r.c.superseded_by.is_(None), r.c.archived_at.is_(None))
+            .where(r.c.owner == owner, r.c.id > after, self._indexed)
             .order_by(r.c.id)
             .limit(4 * PAGE_ROWS)
         )

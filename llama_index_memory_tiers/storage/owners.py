@@ -136,10 +136,14 @@ class OwnerReader:
         """Embeddings of records, shape (dimensions,) each; those without one are missing."""
         return await self._store.parts.vectors(self.owner, ids, model)
 
+    async def means(self, ids: Sequence[str], kind: str, model: str) -> dict[str, Any]:
+        """Mean embeddings of the live parts of records; those of which a part has none by this model are missing."""
+        return await self._store.parts.means(self.owner, ids, kind, model)
+
     async def messages_behind(self, ids: Sequence[str]) -> dict[str, list[StoredMessage]]:
         """The messages that records come from, in the order of the log."""
         return await self._store.parts.messages_behind(self.owner, ids)
 
-    async def visits(self, kind: str) -> dict[str, Visits]:
-        """How often records of a kind were shown; those that never were are missing."""
-        return await self._store.parts.visits(self.owner, kind)
+    async def visits(self, kind: str, ids: Sequence[str] | None = None) -> dict[str, Visits]:
+        """How often records of a kind, or these, were shown; those that never were are missing."""
+        return await self._store.parts.visits(self.owner, kind, ids)

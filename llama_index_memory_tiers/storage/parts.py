@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,11 @@ from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows
 from llama_index_memory_tiers.storage.schema import Tables
 
 Vector = NDArray[np.float32]
+
+SUM = "total"
+"""Under this name a record's data keeps the sum of its pages' embeddings."""
+# So many records' parts are summed up at a time, so that the loop stays free.
+_SUMMED = 50
 
 SHARED = "shared"
 """Kind of the record under an agent's owner that lets it tell a record of somebody; its parent is that record."""
@@ -195,8 +201,33 @@ class PartReader:
 
         return await self._database.read(work) if ids and model else {}
 
-    async def messages_behind(self, owner: str, ids: Sequence[str]) -> dict[str, list[StoredMessage]]:
-        """The messages that live records come from, in the order of the log; forgotten ones are missing."""
+    async def means(self, owner: str, ids: Sequence[str], kind: str, model: str) -> dict[str, Vector]:
+        """The mean embedding of the live parts of records; those of which a part has none by this model are missing."""
+        r, e = self._r, self._t.embeddings
+        query = (
+            select(r.c.parent, e.c.vec)
+            .select_from(r.outerjoin(e, and_(e.c.record_id == r.c.id, e.c.model == model)))
+            .where(r.c.parent.in_(bindparam("ids", expanding=True)), owned(r, owner), r.c.kind == kind, self._live)
+        )
+
+        async def work(connection: AsyncConnection, part: Sequence[str]) -> Sequence[Any]:
+            return (await connection.execute(query, {"ids": list(part), "now": self._now()})).all()
+
+        found: dict[str, Vector] = {}
+        for at in range(0, len(ids) if model else 0, _SUMMED):
+            stored: dict[str, list[Vector | None]] = {}
+            for parent, vec in await self._database.read(partial(work, part=ids[at : at + _SUMMED])):
+                stored.setdefault(parent, []).append(_vector(vec))
+            for parent, vectors in stored.items():
+                whole = [vector for vector in vectors if vector is not None]
+                if len(whole) == len(vectors) and len({vector.shape for vector in whole}) == 1:
+                    found[parent] = np.mean(whole, axis=0, dtype=np.float32)
+        return found
+
+    async def messages_behind(
+        self, owner: str, ids: Sequence[str], *, live: bool = True
+    ) -> dict[str, list[StoredMessage]]:
+        """The messages that records, or live ones, come from, in the order of the log; forgotten ones are missing."""
         r, p, m, s = self._r, self._t.sources, self._t.messages, self._t.sessions
         query = (
             select(
@@ -208,9 +239,10 @@ class PartReader:
                 .join(m, and_(m.c.sid == p.c.sid, m.c.seq == p.c.seq))
                 .join(s, s.c.sid == m.c.sid)
             )
-            .where(r.c.uid.in_(bindparam("ids", expanding=True)), owned(r, owner), m.c.status != GONE, self._live)
+            .where(r.c.uid.in_(bindparam("ids", expanding=True)), owned(r, owner), m.c.status != GONE)
             .order_by(m.c.sid, m.c.seq)
         )  # fmt: skip
+        query = query.where(self._live) if live else query
 
         async def work(connection: AsyncConnection) -> list[Any]:
             rows: list[Any] = []
@@ -226,8 +258,8 @@ class PartReader:
                 found.setdefault(row[0], []).append(message)
         return found
 
-    async def visits(self, owner: str, kind: str | None = None) -> dict[str, Visits]:
-        """How often records, or those of a kind, were shown; those that never were are missing."""
+    async def visits(self, owner: str, kind: str | None = None, ids: Sequence[str] | None = None) -> dict[str, Visits]:
+        """How often records, those of a kind, or these, were shown; those that never were are missing."""
         r, v = self._r, self._t.visits
         query = (
             select(r.c.uid, v.c.n, v.c.last_at)
@@ -238,7 +270,10 @@ class PartReader:
             query = query.where(r.c.kind == kind)
 
         async def work(connection: AsyncConnection) -> Sequence[Any]:
-            return (await connection.execute(query)).all()
+            if ids is None:
+                return (await connection.execute(query)).all()
+            few = select(r.c.uid, v.c.n, v.c.last_at).join(v, v.c.record_id == r.c.id).where(owned(r, owner))
+            return [row for part in chunks(ids) for row in await connection.execute(few.where(r.c.uid.in_(part)))]
 
         rows = await self._database.read(work)
         return {uid: Visits(int(n), codec.from_microseconds(last_at)) for uid, n, last_at in rows}

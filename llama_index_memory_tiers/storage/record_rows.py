@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Table, func
+from sqlalchemy import ColumnElement, FromClause, Table, and_, func, not_
 
 from llama_index_memory_tiers.records import Place, Record
 from llama_index_memory_tiers.storage import codec
+
+PAGE = "page"
+"""Kind of records without a text of their own: it is what was said in the messages that they come from."""
 
 _logger = logging.getLogger(__name__)
 
@@ -22,6 +25,16 @@ def owned(records: Table, owner: Any) -> Any:
     Behind coalesce the owner is a check, not a way in: SQLite else reads all rows of the owner for thirty ids.
     """
     return func.coalesce(records.c.owner, "") == owner
+
+
+def is_page(records: FromClause) -> ColumnElement[bool]:
+    """Condition that a row is a page."""
+    return and_(records.c.kind == PAGE, records.c.text == "")
+
+
+def indexed(records: Table) -> ColumnElement[bool]:
+    """Condition that an index knows a row: pages are found through their topics, and would move others' scores."""
+    return not_(is_page(records))
 
 
 def agent_key(agent_id: str) -> str:

@@ -27,10 +27,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.embeddings import embed_texts, has_direction
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError
+from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.index import encode_vector
 from llama_index_memory_tiers.storage.packs import raise_epoch
+from llama_index_memory_tiers.storage.parts import SUM
+from llama_index_memory_tiers.storage.record_rows import PAGE, is_page
 from llama_index_memory_tiers.storage.records import RecordStore
 from llama_index_memory_tiers.storage.rows import GONE
 from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables
@@ -159,7 +162,7 @@ class Reindexer:
         r, e, t = self._t.records, self._t.embeddings, self._t.terms
         names: list[Any] = [bindparam("unfinished")] if run.again else [bindparam("unfinished"), bindparam("model")]
         done = self._has(e.c.model.in_(names), func.length(e.c.vec) == bindparam("bytes"))
-        searched = or_(exists().where(t.c.record_id == r.c.id), self._has())
+        searched = or_(exists().where(t.c.record_id == r.c.id), self._has(), is_page(r))
         return and_(self._meant(run), searched, ~done, or_(r.c.expires_at.is_(None), r.c.expires_at > self._now()))
 
     def _meant(self, run: _Run) -> ColumnElement[bool]:
@@ -222,7 +225,7 @@ class Reindexer:
         r, m = self._t.records, self._t.messages
         said = and_(r.c.kind == "message", m.c.sid == r.c.sid, m.c.seq == r.c.seq, m.c.status != GONE)
         query = (
-            select(r.c.id, r.c.rev, r.c.text, r.c.data, m.c.data.label("message"), m.c.meta)
+            select(r.c.id, r.c.uid, r.c.kind, r.c.rev, r.c.text, r.c.data, m.c.data.label("message"), m.c.meta)
             .select_from(r.outerjoin(m, said))
             .where(r.c.owner == owner, r.c.id > bindparam("after"), self._missing(run))
             .order_by(r.c.id)
@@ -234,7 +237,9 @@ class Reindexer:
             await self._embed(run, owner, [row for row in rows if row.id not in run.skipped])
 
     async def _embed(self, run: _Run, owner: str, rows: Sequence[Any]) -> None:
-        texts = {row.id: text for row in rows if (text := _text_of(row)).strip()}
+        pages = [row.uid for row in rows if row.kind == PAGE]
+        said = await self._records.parts.messages_behind(owner, pages, live=False)
+        texts = {row.id: text for row in rows if (text := _text_of(row, said.get(row.uid, ()))).strip()}
         vectors = await embed_texts(run.model, list(texts.values())) if texts else []
         made = {number: encode_vector(v) for number, v in zip(texts, vectors, strict=True) if has_direction(v)}
         sizes = {len(vector) for vector in made.values()} - {run.values["bytes"]}
@@ -285,16 +290,31 @@ class Reindexer:
         mine = e.c.record_id.in_(select(r.c.id).where(r.c.owner == owner, self._meant(run)))
         new, unfinished = run.name, run.values["unfinished"]
         made = select(e.c.record_id).where(mine, e.c.model == unfinished)
-        await connection.execute(delete(e).where(mine, e.c.model == new, e.c.record_id.in_(made)))
+        again = await connection.execute(delete(e).where(mine, e.c.model == new, e.c.record_id.in_(made)))
+        if again.rowcount:
+            await self._void_sums(connection, run, owner)
         await connection.execute(update(e).where(mine, e.c.model == unfinished).values(model=new))
         wrong_size = func.length(e.c.vec) != run.values["bytes"]
         await connection.execute(delete(e).where(mine, or_(e.c.model != new, wrong_size)))
         marks = self._t.marks  # an index outside is told all of this owner again
         await connection.execute(update(marks).where(marks.c.owner == owner).values(rev=0))
 
+    async def _void_sums(self, connection: AsyncConnection, run: _Run, owner: str) -> None:
+        """Drop sums of embeddings whose model has the same name as before, so that nothing else tells them apart."""
+        r = self._t.records
+        page = r.alias("page")
+        parents = select(page.c.parent).where(page.c.owner == owner, is_page(page))
+        query = select(r.c.id, r.c.data).where(r.c.owner == owner, r.c.uid.in_(parents), self._meant(run))
+        stored = {row.id: codec.read_json(row.data) for row in await connection.execute(query)}
+        changed = [{"row": number, "new": codec.to_json({**data, SUM: None})} for number, data in stored.items()]
+        if changed:
+            await connection.execute(update(r).where(r.c.id == bindparam("row")).values(data=bindparam("new")), changed)
 
-def _text_of(row: Any) -> str:
-    """What the blocks embed: of a message who says what, of an episode its task, else the text."""
+
+def _text_of(row: Any, messages: Sequence[StoredMessage]) -> str:
+    """What the blocks embed: of a message who says it too, of a page what was said, of an episode its task."""
+    if row.kind == PAGE and not row.text:
+        return codec.embedded_text(codec.told(messages))
     if row.message is None:
         task = codec.read_json(row.data).get("task")
         return codec.embedded_text(task if isinstance(task, str) else row.text)

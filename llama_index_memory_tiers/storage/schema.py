@@ -269,7 +269,7 @@ async def migrate(database: Database, tables: Tables, *, now: Callable[[], int])
     failpoints.reach("migrate.done")
 
 
-async def made(database: Database, tables: Tables) -> bool:
+async def tables_exist(database: Database, tables: Tables) -> bool:
     """Whether the tables are there; makes none."""
 
     async def work(connection: AsyncConnection) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from pydantic import ConfigDict
 
 from llama_index_memory_tiers.errors import MissingExtraError
 
@@ -32,6 +33,7 @@ class WordLlamaEmbedding(BaseEmbedding):
         MissingExtraError: `wordllama` is not installed.
     """
 
+    model_config = ConfigDict(extra="forbid")  # a misspelt name is no silent default
     model_name: str = "wordllama-256"
 
     def _get_text_embedding(self, text: str) -> list[float]:

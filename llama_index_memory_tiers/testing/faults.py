@@ -111,7 +111,9 @@ class _Trap:
 
 
 def _unavailable() -> StorageUnavailableError:
-    return StorageUnavailableError("The database is gone.", allowed="It must be reachable.", remedy="Wait.")
+    return StorageUnavailableError(
+        "The database is gone.", allowed="It must be reachable.", remedy="Wait until it is back."
+    )
 
 
 @contextlib.contextmanager

@@ -20,8 +20,9 @@ from llama_index.core.prompts import PromptTemplate, RichPromptTemplate
 from pydantic import PrivateAttr
 
 from llama_index_memory_tiers import TieredMemory
-from llama_index_memory_tiers.blocks.absorbing import Due, absorb
+from llama_index_memory_tiers.blocks.absorbing import absorb
 from llama_index_memory_tiers.blocks.base import Query
+from llama_index_memory_tiers.blocks.consumer import Due
 from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
 from llama_index_memory_tiers.blocks.facts.merging import Condensed, FactsDraft, merge_facts
 from llama_index_memory_tiers.blocks.facts.sameness import same_fact

@@ -797,6 +797,25 @@ async def test_the_same_knowledge_twice_is_one_with_both_sources(storage: Storag
     assert len(record.sources) == 4
 
 
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "learnt"])
+async def test_two_parallel_identical_adds_are_one_piece_of_knowledge(
+    storage: Storage, clock: Clock, by_hand: bool
+) -> None:
+    llm = Analyst(knowledge=note("Ann has a cat called Tom."))
+    kept = block(None if by_hand else llm, mid_term_heat_threshold=2.0)
+    chats = [memory(storage, kept, session=one) for one in ("s", "t")]
+    if by_hand:
+        told = (clock(), "Ann has a cat called Tom.", False)
+        assert sorted(await asyncio.gather(*(kept.alearn(chat, [told]) for chat in chats))) == [0, 1]
+        assert await kept.alearn(chats[0], [told]) == 0  # and again later
+    else:
+        for chat, topic in zip(chats, (CAT, TRAIN), strict=True):
+            await talk(chat, *topic[:2])
+        await asyncio.gather(*(chat.aflush() for chat in chats))
+        assert llm.purposes.count("knowledge") >= 2
+    assert await known(storage) == ["Ann has a cat called Tom."]
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

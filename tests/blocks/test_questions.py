@@ -17,7 +17,7 @@ from tests.doubles import said
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
 LIMIT = 400
-MODELS = pytest.mark.parametrize("model", [None, HashEmbedding(dimensions=32)], ids=["words", "hybrid"])
+MODELS = pytest.mark.parametrize("model", [None, HashEmbedding(dims=32)], ids=["words", "hybrid"])
 TOLD = [
     "My cat Tom is afraid of thunder.",
     "We moved to Porto.",

@@ -18,7 +18,8 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from llama_index_memory_tiers.copies import clone
+from llama_index_memory_tiers import copies
+from llama_index_memory_tiers.copies import as_known, clone
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import MessageMeta
 from llama_index_memory_tiers.storage import codec
@@ -94,6 +95,26 @@ def test_subclasses_of_messages_keep_what_chat_message_knows() -> None:
     message = Special(role="user", content="hi")
     assert codec.decode_message(codec.encode_message(message)).content == "hi"
     assert type(clone(message)) is Special
+
+
+class Later(ChatMessage):
+    """As a later LlamaIndex may have it."""
+
+    name: str = "nobody"
+
+
+def test_a_field_that_a_later_llama_index_adds_is_kept_and_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text has a short way only while messages are what it knows."""
+    assert as_known(ChatMessage, TextBlock)
+    assert not as_known(Later, TextBlock)
+    before = codec.encode_message(ChatMessage(content="said before"))
+    monkeypatch.setattr(copies, "ChatMessage", Later)
+    monkeypatch.setattr(codec, "ChatMessage", Later)
+    monkeypatch.setattr(copies, "AS_KNOWN", as_known(Later, TextBlock))
+    message = Later(content="a", name="tom")
+    assert clone(message) == message
+    assert codec.decode_message(codec.encode_message(message)) == message
+    assert codec.decode_message(before) == Later(content="said before")
 
 
 def test_chinese_is_stored_readably() -> None:

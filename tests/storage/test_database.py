@@ -271,6 +271,20 @@ async def test_a_cancelled_read_leaves_the_pool_whole(storage: Storage) -> None:
     assert await uids(storage) == ["m"]
 
 
+async def test_a_read_opens_no_transaction_and_leaves_writes_theirs(make_storage: MakeStorage) -> None:
+    storage = await make_storage("postgres").aopen()
+
+    async def inside(connection: AsyncConnection) -> bool:
+        await connection.execute(text("SELECT 1"))
+        driver = (await connection.get_raw_connection()).driver_connection
+        assert driver is not None
+        return bool(driver.is_in_transaction())
+
+    assert not await storage._database.read(inside)
+    assert await storage._database.write(inside)
+    assert not await storage._database.read(inside)
+
+
 async def test_closing_waits_for_what_is_running(make_storage: MakeStorage, storage_kind: str) -> None:
     storage = make_storage(storage_kind)
     await put(storage, "first")

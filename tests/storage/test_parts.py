@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +10,9 @@ from doubles import Clock, rows
 from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_tiers import Storage, TieredMemory
-from llama_index_memory_tiers.records import Changes, NewRecord, Reads
+from llama_index_memory_tiers.records import Changes, NewRecord, Reads, Record
 from llama_index_memory_tiers.storage import OwnerReader, schema
+from llama_index_memory_tiers.storage import made as made_module
 from llama_index_memory_tiers.storage.schema import VERSION
 
 ANN, BOB = "u:ann", "u:bob"
@@ -146,6 +147,52 @@ async def test_what_was_made_of_records_is_made_anew_when_they_change(storage: S
     await change(storage, BOB, add=(NewRecord("b", "page"),))
     assert await own.remembered("count", make) == 1
     assert made == [0, 1]
+
+
+async def test_what_is_in_use_is_kept_while_others_come_and_go(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made_module, "_MOST", 3)
+    made: list[str] = []
+
+    async def use(name: str) -> None:
+        async def make() -> str:
+            made.append(name)
+            return name
+
+        assert await reader(storage, f"u:{name}").remembered("name", make) == name
+
+    for other in ("one", "two", "three", "four", "five"):
+        await use("busy")
+        await use(other)
+    assert made == ["busy", "one", "two", "three", "four", "five"]
+    await use("one")  # has had to go
+    assert made[-1] == "one"
+
+
+async def test_what_follows_records_is_told_of_those_that_changed_alone(storage: Storage) -> None:
+    told_of: list[tuple[Any, list[str]]] = []
+
+    async def take(before: Any, records: Sequence[Record]) -> frozenset[str]:
+        told_of.append((before, [record.id for record in records]))
+        gone = {record.id for record in records if not record.live}
+        return (before or frozenset()).union(record.id for record in records) - gone
+
+    async def followed() -> frozenset[str]:
+        found: frozenset[str] = await reader(storage).followed("ids", ("page",), take)
+        return found
+
+    await change(storage, add=(NewRecord("a", "page"), NewRecord("b", "page"), NewRecord("f", "fact")))
+    assert await followed() == await followed() == {"a", "b"}
+    await change(storage, add=(NewRecord("c", "page"),), archive=("a",))
+    await change(storage, BOB, add=(NewRecord("x", "page"),))
+    assert await followed() == {"b", "c"}
+    await change(storage, restore=("a",))
+    assert await followed() == {"a", "b", "c"}
+    assert told_of == [(None, ["a", "b"]), ({"a", "b"}, ["a", "c"]), ({"b", "c"}, ["a"])]
+    await TieredMemory(storage=storage, user_id="ann", session_id="s").aforget(scope="user")
+    assert await followed() == frozenset()
+    assert told_of[3:] == [(None, [])]
 
 
 async def test_a_database_of_the_first_version_keeps_its_records(

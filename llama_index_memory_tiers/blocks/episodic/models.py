@@ -19,7 +19,6 @@ from llama_index_memory_tiers.instruments import acting
 from llama_index_memory_tiers.records import Record, Scope
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec
 
-_EMBEDDED_CHARS = 2000
 # Of attempts at exactly the same task the newest count; that many are looked through for them.
 _SAME_TASK = 1000
 # A model reads this much of an episode.
@@ -111,7 +110,7 @@ class EpisodeFinder:
         if self.model is None or not task.strip():
             return None
         try:
-            vector = await embed_query(self.model, codec.storable(task)[:_EMBEDDED_CHARS])
+            vector = await embed_query(self.model, codec.embedded_text(task))
         except Exception as error:  # noqa: BLE001  # providers raise what they like
             failed(self.key, error, scope)
             return None
@@ -122,7 +121,7 @@ class EpisodeFinder:
         if self.model is None:
             return None
         try:
-            vectors = await embed_texts(self.model, [codec.storable(task)[:_EMBEDDED_CHARS]])
+            vectors = await embed_texts(self.model, [codec.embedded_text(task)])
         except Exception as error:  # noqa: BLE001  # providers raise what they like
             failed(self.key, error, scope)
             return None

@@ -14,8 +14,9 @@ from llama_index.core.prompts import BasePromptTemplate, PromptTemplate, RichPro
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 from typing_extensions import Self
 
-from llama_index_memory_tiers.blocks.absorbing import Trigger, is_outage
+from llama_index_memory_tiers.blocks.absorbing import is_outage
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
+from llama_index_memory_tiers.blocks.consumer import Trigger
 from llama_index_memory_tiers.blocks.desk import Holder
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
 from llama_index_memory_tiers.blocks.facts.changes import Move, decide

@@ -278,36 +278,21 @@ class Analyst:
     ) -> Promotion:
         places = [[stored.place for stored in page] for page in pages]
         times = [max((stored.created_at for stored in page), default=now) for page in pages]
+        every = (place for page in places for place in page)
         about = {"segment": segment.id, "model": self.model, "prompt": INSIGHT_VERSION}
-        same = profile is not None and profile.text == text
+        new: NewRecord | None = None
+        if profile is None or profile.text != text:
+            new = profile_record(text, profile, every, now, data=about, new_id=self.new_id, count=self.count)
+        known = knowledge_records(
+            notes, places, times, agent=self.agent, about=about, new_id=self.new_id, count=self.count
+        )
         return Promotion(
             segment=segment.id,
             pages=segment.pages,
             analysed=segment.analysed + len(pages),
             before=segment.analysed,
             visits=visits,
-            profile=None
-            if same
-            else profile_record(
-                text,
-                profile,
-                (place for page in places for place in page),
-                now,
-                data=about,
-                new_id=self.new_id,
-                count=self.count,
-            ),
+            profile=new,
             replaces=profile.id if profile is not None else None,
-            knowledge=tuple(
-                knowledge_records(
-                    notes,
-                    places,
-                    times,
-                    agent=self.agent,
-                    segment=segment.id,
-                    model=self.model,
-                    new_id=self.new_id,
-                    count=self.count,
-                )
-            ),
+            knowledge=tuple(known),
         )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Literal
 
 from pydantic import Field, PrivateAttr
@@ -17,7 +18,7 @@ from llama_index_memory_tiers.blocks.heat.filing import Filing, FilingRules, fil
 from llama_index_memory_tiers.blocks.heat.library import library_of
 from llama_index_memory_tiers.blocks.heat.merging import Calls, HeatDraft, merge_heat, reads_of
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
-from llama_index_memory_tiers.blocks.heat.pages import Page, cut, extended, make_page, told
+from llama_index_memory_tiers.blocks.heat.pages import Extension, Page, cut, extended, make_page
 from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, USER, Promotion, side
 from llama_index_memory_tiers.blocks.heat.recalling import RecallingBlock
 from llama_index_memory_tiers.blocks.heat.segments import KIND as SEGMENT
@@ -29,13 +30,14 @@ from llama_index_memory_tiers.events import TiersReport
 from llama_index_memory_tiers.extraction.insight import Meter
 from llama_index_memory_tiers.extraction.models import llm_name
 from llama_index_memory_tiers.heat import Scale, Tenant, eviction_order
-from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope
+from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record, Scope, StoredMessage
 from llama_index_memory_tiers.retention import Holding
-from llama_index_memory_tiers.storage import OwnerReader, Visits, new_id
-from llama_index_memory_tiers.text import analyse
+from llama_index_memory_tiers.storage import OwnerReader, Visits, codec, new_id
 
 # A segment takes no more pages, and the next one on its topic begins: the cost of looking into it stays bounded.
 _SEGMENT_PAGES = 100
+# So many segments get the direction that their records lack along with a batch.
+_DIRECTED = 50
 # So many segments are compared in a thread, so that the loop stays free.
 _THREAD_SEGMENTS = 100
 _SPARE_LEAVERS = 8
@@ -112,14 +114,12 @@ class HeatMemoryBlock(RecallingBlock):
         if not groups.pages and not groups.rest:
             return None
         before = await self._before(batch, reader)
-        late: tuple[tuple[NewRecord, Mapping[str, int]], ...] = ()
+        late: tuple[Extension, ...] = ()
         waiting = list(groups.pages)
         if groups.rest and before is None:
             waiting.insert(0, groups.rest)
         elif groups.rest and before is not None:
-            size = counter.text(told(groups.rest))
-            more = extended(before.record, groups.rest, before.vector, self._model, size)
-            late = ((more, analyse(told(groups.rest))),)
+            late = (await self._extended(before, groups.rest, batch.scope, reader, counter),)
         now = reader.now()
         calls = Calls(self._meter_id(reader.owner), f"{now:%Y-%m-%d}")
         meter = await self._meter(reader, calls, counter)
@@ -151,6 +151,16 @@ class HeatMemoryBlock(RecallingBlock):
         messages = await reader.messages_behind([record.id]) if self.llm is not None else {}
         return Before(record, vectors.get(record.id), tuple(messages.get(record.id, ())))
 
+    async def _extended(
+        self, before: Before, rest: Sequence[StoredMessage], scope: Scope, reader: OwnerReader, counter: TokenCounter
+    ) -> Extension:
+        """The page in front of a batch, with the answer that the batch begins with."""
+        page = before.record
+        said = before.messages or (await reader.messages_behind([page.id])).get(page.id, ())
+        (vector,) = await self._vectors([codec.told([*said, *rest])], scope)
+        size = counter.text(codec.told(rest))
+        return extended(page, rest, before=before.vector, vector=vector, model=self._model, tokens=size)
+
     async def _filed(
         self,
         batch: Batch,
@@ -165,20 +175,13 @@ class HeatMemoryBlock(RecallingBlock):
     ) -> HeatDraft:
         now = reader.now()
         library = await library_of(reader, self._model)
-        visits = await reader.visits(SEGMENT)
-        rules = FilingRules(
-            threshold=self.mid_term_similarity_threshold,
-            model=self._model,
-            scale=scale,
-            most_pages=_SEGMENT_PAGES if self.policy == "heat" else None,
-            follow=self.policy == "heat",
-        )
-        arguments = (pages, library, rules, now, before.record.parent if before is not None else None)
-        if len(library.segments) > _THREAD_SEGMENTS:
-            filings, changed = await asyncio.to_thread(file_pages, *arguments)
-        else:
-            filings, changed = file_pages(*arguments)
+        last = before.record.parent if before is not None else None
+        file = partial(file_pages, pages, library, self._rules(scale), now, last)
+        filings, changed = await asyncio.to_thread(file) if len(library.segments) > _THREAD_SEGMENTS else file()
         state = library.segments | changed
+        surplus = max(0, len(state) - self.mid_term_capacity)
+        # All visits are read only where all heats are needed.
+        visits = await reader.visits(SEGMENT, None if surplus or self.llm is not None else list(changed))
         promotions = await self._promotions(batch, reader, state, filings, visits, meter, counter, until, now)
         return HeatDraft(
             session_id=batch.scope.session_id,
@@ -192,9 +195,10 @@ class HeatMemoryBlock(RecallingBlock):
             calls=replace(calls, calls=meter.calls, tokens=meter.tokens),
             filings=tuple(filings),
             promotions=tuple(promotions),
-            surplus=max(0, len(state) - self.mid_term_capacity),
-            leaving=self._leaving(state, visits, now),
+            surplus=surplus,
+            leaving=await asyncio.to_thread(self._leaving, state, surplus, visits, now) if surplus else {},
             visits={one: seen for one, seen in visits.items() if one in changed},
+            directed=library.lacking(changed, _DIRECTED),
         )
 
     async def _promotions(
@@ -211,8 +215,9 @@ class HeatMemoryBlock(RecallingBlock):
     ) -> list[Promotion]:
         if self.llm is None:
             return []
-        heats = {one.id: one.parts(visits.get(one.id), now, self._weights).total for one in state.values()}
-        hot = [one for one in state.values() if one.unanalysed and heats[one.id] >= self.mid_term_heat_threshold]
+        fresh = [one for one in state.values() if one.unanalysed]
+        heats = {one.id: one.parts(visits.get(one.id), now, self._weights).total for one in fresh}
+        hot = [one for one in fresh if heats[one.id] >= self.mid_term_heat_threshold]
         hot.sort(key=lambda one: (-heats[one.id], one.id))
         analyst = Analyst(
             llm=self.llm,
@@ -242,10 +247,9 @@ class HeatMemoryBlock(RecallingBlock):
         subjects = [str(record.data.get("subject", "")) for record in known]
         return approved(notes, self.share, scope, subjects, lambda error: self._failed(scope, error))
 
-    def _leaving(self, state: Mapping[str, Segment], visits: Mapping[str, Visits], now: datetime) -> dict[str, float]:
-        surplus = len(state) - self.mid_term_capacity
-        if surplus <= 0:
-            return {}
+    def _leaving(
+        self, state: Mapping[str, Segment], surplus: int, visits: Mapping[str, Visits], now: datetime
+    ) -> dict[str, float]:
         tenants = [
             Tenant(
                 one.id,
@@ -269,6 +273,16 @@ class HeatMemoryBlock(RecallingBlock):
         return merge_heat(draft, records)
 
     # -- settings --------------------------------------------------------------------------------------------
+
+    def _rules(self, scale: Scale) -> FilingRules:
+        ours = self.policy == "heat"
+        return FilingRules(
+            threshold=self.mid_term_similarity_threshold,
+            model=self._model,
+            scale=scale,
+            most_pages=_SEGMENT_PAGES if ours else None,
+            follow=ours,
+        )
 
     @property
     def _weights(self) -> dict[str, float]:

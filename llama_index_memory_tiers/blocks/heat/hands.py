@@ -111,20 +111,8 @@ async def learn(
     Returns:
         How many were new.
     """
-    records = [
-        NewRecord(
-            id=desk.new_id(),
-            kind=KNOWLEDGE,
-            text=text,
-            data={"about": AGENT if agent else USER} | ({"agent": desk.scope.agent_id} if agent else {}),
-            said_at=said_at,
-            terms=analyse(text),
-            tokens=desk.counter.text(text),
-        )
-        for said_at, given, agent in notes
-        if (text := " ".join(desk.redacted(given).split()))
-    ]
-    records = await approve(records, await desk.reader())
+    given = [(said_at, " ".join(desk.redacted(text).split()), agent) for said_at, text, agent in notes]
+    records = await approve([_note(desk, *one) for one in given if one[1]], await desk.reader())
     learnt = 0
 
     def merge(known: Sequence[Record]) -> Changes:
@@ -137,6 +125,18 @@ async def learn(
 
     await desk.change(merge, Reads(kinds=(KNOWLEDGE,)))
     return learnt
+
+
+def _note(desk: Desk, said_at: datetime, text: str, agent: bool) -> NewRecord:
+    return NewRecord(
+        id=desk.new_id(),
+        kind=KNOWLEDGE,
+        text=text,
+        data={"about": AGENT if agent else USER} | ({"agent": desk.scope.agent_id} if agent else {}),
+        said_at=said_at,
+        terms=analyse(text),
+        tokens=desk.counter.text(text),
+    )
 
 
 async def set_profile(desk: Desk, text: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
 from llama_index_memory_tiers.blocks.heat.segments import (
     KIND,
     LEXICAL,
@@ -107,10 +108,18 @@ class Library:
         model: Name of the embedding model; '' for none.
         segments: In order.
         before: The state before: rows of segments that are the same objects are taken from it.
+        directed: Ids of those whose direction is not on record: it was computed from their pages.
     """
 
-    def __init__(self, model: str, segments: Iterable[Segment], before: Library | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        segments: Iterable[Segment],
+        before: Library | None = None,
+        directed: Collection[str] = (),
+    ) -> None:
         self.model = model
+        self.directed = frozenset(directed)
         self.segments = {segment.id: segment for segment in segments}
         self.order = list(self.segments.values())
         old = {} if before is None else {id(segment): row for row, segment in enumerate(before.order)}
@@ -121,12 +130,15 @@ class Library:
             same = {self.order[row].id for row, _ in stay}
             self.pages = {one: pages for one, pages in list(before.pages.items()) if one in same}
 
-    def with_changed(self, changed: Sequence[Segment], gone: Iterable[str]) -> Library:
+    def with_changed(
+        self, changed: Sequence[Segment], gone: Collection[str], directed: Collection[str] = ()
+    ) -> Library:
         """The next state.
 
         Args:
             changed: Segments as they are now; new ones come last.
             gone: Ids of those that left.
+            directed: Ids of the changed ones whose direction is not on record.
 
         Returns:
             Another library.
@@ -134,7 +146,13 @@ class Library:
         found = {**self.segments, **{segment.id: segment for segment in changed}}
         for one in gone:
             found.pop(one, None)
-        return Library(self.model, found.values(), self)
+        same = self.directed.difference(gone, (segment.id for segment in changed))
+        return Library(self.model, found.values(), self, same.union(directed))
+
+    def lacking(self, changed: Collection[str], most: int) -> dict[str, Segment]:
+        """Segments whose records lack their direction: all that a batch changes, and others up to `most`."""
+        first = sorted(self.directed, key=lambda one: (one not in changed, one))
+        return {one: self.segments[one] for one in first[: max(most, len(self.directed.intersection(changed)))]}
 
     def keep_pages(self, pages: Mapping[str, list[Volume]]) -> None:
         """Remember the pages of segments, those of the newest look-ups."""
@@ -302,19 +320,23 @@ async def library_of(reader: OwnerReader, model: str) -> Library:
     """
 
     async def take(before: Library | None, records: Sequence[Record]) -> Library:
-        if len(records) > _THREAD_RECORDS:
-            return await asyncio.to_thread(_next, before, model, records)
-        return _next(before, model, records)
+        many = len(records) > _THREAD_RECORDS
+        live = await asyncio.to_thread(_live, records) if many else _live(records)
+        lacking = [one for one, segment in live.items() if segment.lacks(model)]
+        # After a change of the embedding model their pages have new vectors, and nobody has added them up.
+        means = await reader.means(lacking, PAGE, model) if lacking else {}
+        live |= {one: live[one].directed(mean, model) for one, mean in means.items()}
+        known = Library(model, ()) if before is None else before
+        gone = [record.id for record in records if not record.live]
+        arguments = (list(live.values()), gone, means.keys())
+        return await asyncio.to_thread(known.with_changed, *arguments) if many else known.with_changed(*arguments)
 
     found: Library = await reader.followed(f"library/{model}", (KIND,), take)
     return found
 
 
-def _next(before: Library | None, model: str, records: Sequence[Record]) -> Library:
-    live = [read_segment(record) for record in records if record.live]
-    if before is None:
-        return Library(model, live)
-    return before.with_changed(live, [record.id for record in records if not record.live])
+def _live(records: Iterable[Record]) -> dict[str, Segment]:
+    return {record.id: read_segment(record) for record in records if record.live}
 
 
 def _columns(order: Sequence[Segment], model: str, stay: Sequence[tuple[int, int]], before: Columns | None) -> Columns:

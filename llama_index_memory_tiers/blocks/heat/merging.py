@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from llama_index_memory_tiers.blocks.heat.filing import Filing
-from llama_index_memory_tiers.blocks.heat.pages import page_record
+from llama_index_memory_tiers.blocks.heat.pages import Extension, page_record
 from llama_index_memory_tiers.blocks.heat.promotion import KNOWLEDGE, PROFILE, LongTerm, Promotion, version
 from llama_index_memory_tiers.blocks.heat.segments import (
     KIND,
@@ -60,11 +60,12 @@ class HeatDraft:
         now: The clock.
         model: Name of the embedding model.
         filings: Where each page goes.
-        extended: A page whose answer came now, and the terms that it adds.
+        extended: A page whose answer came now.
         promotions: What hot segments brought.
         surplus: How many segments are too many.
         leaving: Ids of segments in the order in which they leave, a few more than must, with their heats.
         visits: How often segments were shown.
+        directed: Segments with the direction of their pages by `model`, which their records lack.
         weights: Of the heat.
         threshold: Of the heat.
         capacity: Of the knowledge.
@@ -82,19 +83,20 @@ class HeatDraft:
     overflow: Literal["importance", "fifo"]
     calls: Calls
     filings: tuple[Filing, ...] = ()
-    extended: tuple[tuple[NewRecord, Mapping[str, int]], ...] = ()
+    extended: tuple[Extension, ...] = ()
     promotions: tuple[Promotion, ...] = ()
     surplus: int = 0
     leaving: Mapping[str, float] = field(default_factory=dict)
     visits: Mapping[str, Visits] = field(default_factory=dict)
+    directed: Mapping[str, Segment] = field(default_factory=dict)
 
 
 def reads_of(draft: HeatDraft) -> Reads:
     """What the merge of a draft must see: the segments that it changes, and long-term memory if it adds to it."""
     ids = [filing.segment for filing in draft.filings] + [promotion.segment for promotion in draft.promotions]
-    ids += [page.parent for page, _ in draft.extended if page.parent is not None]
+    ids += [more.page.parent for more in draft.extended if more.page.parent is not None]
     kinds = (KNOWLEDGE, PROFILE) if draft.promotions else ()
-    return Reads(kinds=kinds, ids=tuple(dict.fromkeys([*ids, *draft.leaving, draft.calls.id])))
+    return Reads(kinds=kinds, ids=tuple(dict.fromkeys([*ids, *draft.leaving, *draft.directed, draft.calls.id])))
 
 
 def merge_heat(draft: HeatDraft, records: Sequence[Record]) -> Changes:
@@ -119,6 +121,7 @@ class _Merge:
         known = {record.id: record for record in records if record.kind == KNOWLEDGE and record.live}
         self._long = LongTerm(profiles[-1].id if profiles else None, dict(known))
         self._segments: dict[str, Segment] = {}
+        self._direct()
         self._sources: dict[str, list[Place]] = {}
         self._pages: list[NewRecord] = []
         self._events: list[MemoryEvent] = []
@@ -137,23 +140,30 @@ class _Merge:
         meter = self._metered()
         return Changes(
             add=(*new, *self._pages, *self._long.add.values(), *(meter if self._meter is None else ())),
-            revise=(*old, *(page for page, _ in self._draft.extended), *(meter if self._meter is not None else ())),
+            revise=(*old, *(more.page for more in self._draft.extended), *(meter if self._meter is not None else ())),
             supersede=self._long.supersede,
             archive=(*self._long.archive, *evicted),
             share=granted(self._long.add.values()),
             events=tuple(self._events),
         )
 
+    def _direct(self) -> None:
+        """Write down directions in the space of another embedding model."""
+        for one, found in self._draft.directed.items():
+            segment = self._fresh.get(one)
+            if segment is not None and segment.lacks(found.model) and segment.pages == found.pages:
+                self._segments[one] = self._fresh[one] = replace(segment, total=found.total, model=found.model)
+
     def _record(self, segment: Segment) -> NewRecord:
         return segment_record(segment, self._sources.get(segment.id, ()))
 
     def _extend(self) -> None:
         """An answer tells what its page is about, and with it the segment."""
-        for page, terms in self._draft.extended:
-            segment = self._fresh.get(page.parent or "")
+        for more in self._draft.extended:
+            segment = self._fresh.get(more.page.parent or "")
             if segment is not None:
-                self._segments[segment.id] = segment.told_more(terms)
-                self._sources.setdefault(segment.id, []).extend(page.sources)
+                self._segments[segment.id] = segment.told_more(more, self._draft.model)
+                self._sources.setdefault(segment.id, []).extend(more.page.sources)
 
     def _file(self) -> None:
         draft = self._draft

@@ -14,7 +14,7 @@ from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts
 from llama_index_memory_tiers.blocks.heat.calibration import scale_of, unit
 from llama_index_memory_tiers.blocks.heat.merging import METER, Calls
-from llama_index_memory_tiers.blocks.heat.pages import EMBEDDED_CHARACTERS, Page, Vector, embedded_text
+from llama_index_memory_tiers.blocks.heat.pages import Page, Vector
 from llama_index_memory_tiers.blocks.heat.promotion import Promotion
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.embeddings import embed_model_of_settings
@@ -79,20 +79,16 @@ class ModelledBlock(TieredMemoryBlock):
     async def _vectors(self, texts: Sequence[str], scope: Scope) -> list[Vector | None]:
         if self.embed_model is None or not texts:
             return [None] * len(texts)
-        # Tokenizers and HTTP clients refuse lone surrogates, some models texts without any.
-        asked = {at: clean for at, text in enumerate(texts) if (clean := codec.storable(text).strip())}
-        rows = (
-            await embed_texts(self.embed_model, [text[:EMBEDDED_CHARACTERS] for text in asked.values()])
-            if asked
-            else []
-        )
+        # Some models refuse texts without any.
+        asked = {at: clean for at, text in enumerate(texts) if (clean := codec.embedded_text(text)).strip()}
+        rows = await embed_texts(self.embed_model, list(asked.values())) if asked else []
         vectors = {at: unit(row) for at, row in zip(asked, rows, strict=True)}
         if any(vector is None for vector in vectors.values()):
             emit(BlockFailed(session_id=scope.session_id, block=self.key, error=EmbeddingError.__name__))
         return [vectors.get(at) for at in range(len(texts))]
 
     async def _embedded(self, pages: Sequence[Page], scope: Scope) -> list[Page]:
-        vectors = await self._vectors([embedded_text(page) for page in pages], scope)
+        vectors = await self._vectors([page.text for page in pages], scope)
         return [replace(page, vector=vector) for page, vector in zip(pages, vectors, strict=True)]
 
     async def _with_vectors(self, promotions: Sequence[Promotion], scope: Scope) -> list[Promotion]:
@@ -126,7 +122,7 @@ class ModelledBlock(TieredMemoryBlock):
         if self.embed_model is None:
             return None
         try:
-            return unit(await embed_query(self.embed_model, text[:EMBEDDED_CHARACTERS]))
+            return unit(await embed_query(self.embed_model, codec.embedded_text(text)))
         except Exception as error:  # noqa: BLE001  # as above
             self._failed(query.scope, error)
             return None

@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 
 from llama_index_memory_tiers.budget import SYSTEM_ROLES
 from llama_index_memory_tiers.records import NewRecord, Place, Record, StoredMessage
+from llama_index_memory_tiers.storage import PAGE, codec
 from llama_index_memory_tiers.text import analyse
 
 Vector = NDArray[np.float32]
 
-KIND = "page"
-EMBEDDED_CHARACTERS = 4000
+KIND = PAGE
 _MOST_TERMS = 64
 _MOST_KEYS = 8
 _TITLE_CHARACTERS = 80
 _KEYWORD_CHARACTERS = 2000
-_TOLD_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT})
 _WORD = re.compile(r"[\w][\w'’+#.-]*")
 _SENTENCE = re.compile(r"(?<=[.!?。！？])\s*|\n")
 # A page with fewer terms says nothing of its own: "yes, please".
@@ -111,11 +110,6 @@ def cut(messages: Iterable[StoredMessage]) -> Cut:
     return Cut(tuple(map(tuple, groups)), tuple(rest))
 
 
-def told(messages: Iterable[StoredMessage]) -> str:
-    """What people and assistants said in messages, joined by newlines."""
-    return "\n".join(text for stored in messages if stored.role in _TOLD_ROLES and (text := stored.text.strip()))
-
-
 def make_page(block: str, messages: Sequence[StoredMessage]) -> Page:
     """Describe a group of messages by its own words.
 
@@ -126,8 +120,8 @@ def make_page(block: str, messages: Sequence[StoredMessage]) -> Page:
     Returns:
         The page, with an extractive title and keywords.
     """
-    first, text = messages[0], told(messages)
-    question = told(m for m in messages if m.role == MessageRole.USER)
+    first, text = messages[0], codec.told(messages)
+    question = codec.told(m for m in messages if m.role == MessageRole.USER)
     terms = strongest(analyse(text), _MOST_TERMS)
     # A question tells the topic; the answer is longer and wanders.
     asked = analyse(question)
@@ -171,11 +165,6 @@ def surface(text: str, wanted: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def embedded_text(page: Page) -> str:
-    """What an embedding model is given of a page."""
-    return page.text[:EMBEDDED_CHARACTERS]
-
-
 def page_record(page: Page, segment: str, number: int, model: str) -> NewRecord:
     """The record of a page.
 
@@ -210,25 +199,49 @@ def page_record(page: Page, segment: str, number: int, model: str) -> NewRecord:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Extension:
+    """A page whose answer came in a later batch.
+
+    Args:
+        page: Its record, under the same id.
+        terms: What is added to its terms.
+        before: Its embedding so far, if there is one.
+        vector: Its embedding now.
+    """
+
+    page: NewRecord
+    terms: Mapping[str, int]
+    before: Vector | None
+    vector: Vector | None
+
+
 def extended(
-    record: Record, messages: Sequence[StoredMessage], vector: Vector | None, model: str, tokens: int
-) -> NewRecord:
-    """The record of a page whose answer came in a later batch.
+    record: Record,
+    messages: Sequence[StoredMessage],
+    *,
+    before: Vector | None,
+    vector: Vector | None,
+    model: str,
+    tokens: int,
+) -> Extension:
+    """Add to a page what came in a later batch.
 
     Args:
         record: As it is.
         messages: What else belongs to it.
-        vector: Its embedding, which stays.
+        before: Its embedding so far.
+        vector: The embedding of the whole.
         model: Name of the embedding model.
         tokens: Size of what is added.
 
     Returns:
-        The record under the same id.
+        What changes.
     """
-    terms = page_terms(record)
-    for term, count in analyse(told(messages)).items():
+    more, terms = analyse(codec.told(messages)), page_terms(record)
+    for term, count in more.items():
         terms[term] = terms.get(term, 0) + count
-    return NewRecord(
+    page = NewRecord(
         id=record.id,
         kind=KIND,
         data={**record.data, "terms": strongest(terms, _MOST_TERMS)},
@@ -239,6 +252,7 @@ def extended(
         model=model if vector is not None else "",
         parent=record.parent,
     )
+    return Extension(page, more, before, vector)
 
 
 def page_terms(record: Record) -> dict[str, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from llama_index_memory_tiers.extraction.insight import INSIGHT_VERSION, Note
+from llama_index_memory_tiers.extraction.insight import Note
 from llama_index_memory_tiers.heat import Known, overflow_order
 from llama_index_memory_tiers.records import NewRecord, Place, Record, aware
 from llama_index_memory_tiers.retention import plain_words, same_note
@@ -174,8 +174,7 @@ def knowledge_records(
     times: Sequence[datetime],
     *,
     agent: str | None,
-    segment: str,
-    model: str,
+    about: Mapping[str, Any],
     new_id: Callable[[], str],
     count: Callable[[str], int],
 ) -> list[NewRecord]:
@@ -186,8 +185,7 @@ def knowledge_records(
         places: The messages of each page that it was shown.
         times: When each page was said.
         agent: Whose agent knowledge it would be.
-        segment: Where the pages are filed.
-        model: Name of the language model.
+        about: What wrote them.
         new_id: Makes public ids.
         count: Measures texts.
 
@@ -196,25 +194,15 @@ def knowledge_records(
     """
     records = []
     for note in notes:
-        data: dict[str, Any] = {
-            "about": AGENT if note.agent else USER,
-            "subject": note.subject,
-            "relation": note.relation,
-            "value": note.value,
-            "importance": note.importance,
-            "segment": segment,
-            "model": model,
-            "prompt": INSIGHT_VERSION,
-        }
-        if note.agent:
-            data["agent"] = agent
+        told = {name: getattr(note, name) for name in ("subject", "relation", "value", "importance")}
+        whose = {"about": AGENT, "agent": agent} if note.agent else {"about": USER}
         sources = tuple(dict.fromkeys(place for number in note.pages for place in places[number - 1]))
         records.append(
             NewRecord(
                 id=new_id(),
                 kind=KNOWLEDGE,
                 text=note.text,
-                data=data,
+                data={**whose, **told, **about},
                 said_at=max(times[number - 1] for number in note.pages),
                 sources=sources,
                 terms={**analyse(note.subject), **analyse(note.text)},

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from llama_index_memory_tiers.blocks.heat.pages import Page, Vector
+from llama_index_memory_tiers.blocks.heat.pages import Extension, Page, Vector
 from llama_index_memory_tiers.heat import RAW, HeatParts, Scale, coverage, heat_parts, jaccard, rarity, term_cosine
 from llama_index_memory_tiers.records import NewRecord, Place, Record, aware, nothing
-from llama_index_memory_tiers.storage import Visits
+from llama_index_memory_tiers.storage import SUM, Visits
 
 KIND = "segment"
 LEXICAL = Scale(0.0, 0.25, 0.6)
@@ -35,7 +35,7 @@ class Segment:
         keywords: As they are written.
         keys: Terms of the keywords → times.
         terms: Terms of the pages → times, the most frequent ones.
-        total: Sum of the pages' unit vectors, if all have one.
+        total: Sum of the pages' unit vectors, if all have one of this model.
         model: Name of the embedding model.
         pages: How many pages it has.
         analysed: How many of them, from the first on, are in long-term memory.
@@ -75,6 +75,14 @@ class Segment:
         """Pages that no model has analysed."""
         return self.pages - self.analysed
 
+    def lacks(self, model: str) -> bool:
+        """Whether its direction by a model is unknown although it has pages."""
+        return bool(model and self.pages) and (self.total is None or self.model != model)
+
+    def directed(self, mean: Vector, model: str) -> Segment:
+        """With the mean embedding of its pages by a model."""
+        return replace(self, total=mean * np.float32(self.pages), model=model)
+
     def parts(self, visits: Visits | None, now: datetime, weights: Mapping[str, float]) -> HeatParts:
         """How warm it is, from stored counters and the clock."""
         since, shown = self.touched_at, 0
@@ -102,9 +110,17 @@ class Segment:
             touched_at=max(self.touched_at, page.said_at),
         )
 
-    def told_more(self, terms: Mapping[str, float]) -> Segment:
-        """With the words of an answer that came later."""
-        return replace(self, terms=_added(self.terms, terms, _MOST_TERMS))
+    def told_more(self, more: Extension, model: str) -> Segment:
+        """With an answer that came later: its page has other words, and points elsewhere."""
+        total = None
+        if self.total is not None and self.model == model and more.before is not None and more.vector is not None:
+            total = self.total - more.before + more.vector
+        return replace(
+            self,
+            terms=_added(self.terms, more.terms, _MOST_TERMS),
+            total=total,
+            model=model if total is not None else "",
+        )
 
 
 def _added(old: Mapping[str, float], new: Mapping[str, float], most: int) -> dict[str, float]:
@@ -140,7 +156,7 @@ def read_segment(record: Record) -> Segment:
         keywords=tuple(map(str, data.get("keywords", ()))),
         keys=_numbers(data.get("keys")),
         terms=_numbers(data.get("terms")),
-        total=_decoded(data.get("total")),
+        total=_decoded(data.get(SUM)),
         model=str(data.get("model", "")),
         pages=int(data.get("pages", 0)),
         analysed=int(data.get("analysed", 0)),
@@ -164,7 +180,7 @@ def segment_record(segment: Segment, sources: Iterable[Place] = ()) -> NewRecord
             "keywords": list(segment.keywords),
             "keys": dict(segment.keys),
             "terms": dict(segment.terms),
-            "total": _encoded(segment.total),
+            SUM: _encoded(segment.total),
             "model": segment.model,
             "pages": segment.pages,
             "analysed": segment.analysed,

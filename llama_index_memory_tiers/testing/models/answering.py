@@ -27,6 +27,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM, ToolSelection
 from llama_index.core.tools.types import BaseTool
+from pydantic import ConfigDict
 
 _PIECE = re.compile(r"\s*\S+|\s+\Z")
 
@@ -52,6 +53,8 @@ class ToolCall:
 
 class Answering(LLM):
     """Every way to call a model leads to `_reply`, which sees the messages and the tools."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt name is no silent default
 
     @abstractmethod
     def _reply(self, messages: Sequence[ChatMessage], tools: Sequence[BaseTool]) -> ChatMessage:

@@ -6,7 +6,7 @@ import math
 from hashlib import blake2b
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from llama_index_memory_tiers.text import analyse
 
@@ -18,6 +18,7 @@ class HashEmbedding(BaseEmbedding):
         dims: Dimensions of the vectors, 2 or more; 128 unless given.
     """
 
+    model_config = ConfigDict(extra="forbid")  # a misspelt name is no silent default
     model_name: str = "hash"
     dims: int = Field(default=128, ge=2)
 
