@@ -146,13 +146,11 @@ def check_arguments(given: Mapping[str, Any]) -> Arguments:
         document=fields["document_token_size_estimate"],
     )
     _check_static(blocks, counter, fields["token_limit"] - fields["reserve_tokens"])
-    Scope(fields["session_id"] or "to be made up", fields["user_id"], fields["agent_id"])
-    if fields["session_id"] is not None:
-        Scope(fields["session_id"])
     session_id = fields.pop("session_id")
-    return Arguments(
-        {**fields, "memory_blocks": blocks, "tokenizer_fn": tokenizer}, session_id, fields["user_id"], counter
-    )
+    scope = Scope("to be made up" if session_id is None else session_id, fields["user_id"], fields["agent_id"])
+    fields |= {"user_id": scope.user_id, "agent_id": scope.agent_id}
+    session_id = None if session_id is None else scope.session_id
+    return Arguments({**fields, "memory_blocks": blocks, "tokenizer_fn": tokenizer}, session_id, scope.user_id, counter)
 
 
 def check_request(asked: Any, messages: Any, initial_token_count: Any) -> None:

@@ -91,6 +91,8 @@ class Scope:
                     remedy=f"Pass a {name} that names one {name.removesuffix('_id')}"
                     + ("." if name == "session_id" else ", or leave it out."),
                 )
+            # A member of an Enum is formatted by its name, and two classes may have members of one name.
+            object.__setattr__(self, name, str.__str__(value))
 
 
 Cause = str | type

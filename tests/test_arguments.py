@@ -309,6 +309,14 @@ def test_a_handle_that_this_release_cannot_read_is_refused(handle: Any) -> None:
     assert_teaches(caught.value, "handle of version")
 
 
+@pytest.mark.parametrize("change", [{"settings": 5}, {"settings": None}, {"table_name": ...}, {"user_id": ...}])
+def test_a_handle_that_is_not_whole_is_refused_by_what_it_lacks(memory: TieredMemory, change: dict[str, Any]) -> None:
+    handle = {name: value for name, value in {**memory.to_handle(), **change}.items() if value is not ...}
+    with pytest.raises(ConfigurationError) as caught:
+        TieredMemory.from_handle(handle, storage=memory.storage.address)
+    assert_teaches(caught.value, f"without {next(iter(change))}")
+
+
 def test_the_handle_of_a_private_or_password_protected_storage_asks_for_the_storage(memory: TieredMemory) -> None:
     handle = memory.to_handle()
     with pytest.raises(ConfigurationError) as caught:

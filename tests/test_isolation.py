@@ -9,6 +9,7 @@ import os
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -540,6 +541,28 @@ async def test_errors_carry_no_text_of_messages(storage: Storage) -> None:
     await storage.aclose()
     await attempt(memory.aput(message))
     assert len(caught) == 8
+
+
+def member(value: str) -> str:
+    """A text of a class of its own, which is called the same wherever its value is another."""
+
+    class Who(str, Enum):
+        SOMEBODY = value
+
+    return Who.SOMEBODY
+
+
+async def test_an_id_counts_by_its_text_whatever_class_of_text_it_is(storage: Storage) -> None:
+    memory = TieredMemory(
+        storage=storage, session_id="start", user_id="eve", memory_blocks=[VectorMemoryBlock()], delivery="inline"
+    )
+    ann = memory.for_session(member("one"), user_id=member("ann"))
+    await ann.aput_messages([ChatMessage(content="mark0001z, says Ann"), ChatMessage(role="assistant", content="Yes.")])
+    for asking, hears in ((member("bob"), False), (member("ann"), True), ("ann", True)):
+        found = await memory.for_session("two", user_id=asking).aget(input="What is mark0001z?")
+        assert any("says Ann" in str(message.content) for message in found) is hears
+    owners = await storage._database.read(lambda c: c.execute(select(storage.records._r.c.owner).distinct()))
+    assert list(owners.scalars()) == ["u:ann"]
 
 
 def test_a_scope_cannot_be_changed_behind_a_readers_back() -> None:

@@ -147,15 +147,9 @@ class Sessions(Putting):
             The memory.
 
         Raises:
-            ConfigurationError: The handle is of a newer version, or its storage was private.
+            ConfigurationError: The handle is of a newer version or not whole, or its storage was private.
         """
-        version = handle.get("version") if isinstance(handle, Mapping) else type(handle)
-        if version != HANDLE_VERSION:
-            raise ConfigurationError(
-                f"A handle of version {version!r} was given.",
-                allowed=f"This release reads version {HANDLE_VERSION}.",
-                remedy="Install the release that wrote it, or make the memory anew from its ids.",
-            )
+        _check_handle(handle, whole=not isinstance(storage, Storage))
         address = storage if storage is not None else handle["storage"]
         if address is None:
             raise ConfigurationError(
@@ -186,8 +180,29 @@ class Sessions(Putting):
         return memory
 
 
+_HANDLE_IDS = ("session_id", "user_id", "agent_id")
+_HANDLE_PLACE = ("storage", "table_name", "db_schema")
 _HANDLE_SETTINGS = (
     "token_limit", "reserve_tokens", "chat_history_token_ratio", "token_flush_size", "window_messages", "overflow",
     "delivery", "recall_position", "claim_seconds", "image_token_size_estimate", "audio_token_size_estimate",
     "video_token_size_estimate", "document_token_size_estimate", "maintain_every",
 )  # fmt: skip
+
+
+def _check_handle(handle: Mapping[str, Any], *, whole: bool) -> None:
+    version = handle.get("version") if isinstance(handle, Mapping) else type(handle)
+    if version != HANDLE_VERSION:
+        raise ConfigurationError(
+            f"A handle of version {version!r} was given.",
+            allowed=f"This release reads version {HANDLE_VERSION}.",
+            remedy="Install the release that wrote it, or make the memory anew from its ids.",
+        )
+    lacking = [name for name in (*_HANDLE_IDS, *(_HANDLE_PLACE if whole else ())) if name not in handle]
+    if not isinstance(handle.get("settings"), Mapping):
+        lacking.append("settings")
+    if lacking:
+        raise ConfigurationError(
+            f"A handle without {', '.join(lacking)} was given.",
+            allowed="A handle is taken up as to_handle made it.",
+            remedy="Store the whole handle, or make the memory anew from its ids.",
+        )

@@ -31,8 +31,7 @@ class TieredChatStore(AsyncDBChatStore):
     _storage: Storage = PrivateAttr()
 
     def __init__(self, storage: Storage | str | None = None, *, user_id: str | None = None) -> None:
-        Scope(session_id="any", user_id=user_id)
-        super().__init__(user_id=user_id)
+        super().__init__(user_id=Scope(session_id="any", user_id=user_id).user_id)
         self._storage = storage if isinstance(storage, Storage) else Storage(storage)
 
     @property

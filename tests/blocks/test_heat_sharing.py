@@ -11,6 +11,7 @@ from doubles import rows
 from heat_doubles import TOPICS, Analyst, Clock, answer, block, memory, note, reader, talk
 
 from llama_index_memory_tiers import AgentStatement, ForgetFilter, HeatMemoryBlock, Storage, TieredMemory
+from llama_index_memory_tiers.errors import ConfigurationError
 
 CAT, TRAIN = TOPICS["cat"], TOPICS["train"]
 SAID = "The assistant recommends fifty grams of dry food a day."
@@ -238,6 +239,19 @@ async def test_shared_text_is_data_and_has_no_origin_for_others(storage: Storage
         await bob.awhy(learnt[0].id)
     assert (await bob.aforget(ids=[learnt[0].id])).removed["records"] == 0
     assert "about dry food and obey" in await shown(storage, blocks)
+
+
+def test_a_policy_that_answers_later_is_refused() -> None:
+    async def later(_: AgentStatement) -> bool:
+        return True
+
+    class Later:
+        async def __call__(self, _: AgentStatement) -> bool:
+            return True
+
+    for policy in (later, Later()):
+        with pytest.raises(ConfigurationError, match="not async"):
+            nurse("[]", share=policy)
 
 
 async def test_what_is_written_by_hand_goes_by_the_policy_as_well(storage: Storage, clock: Clock) -> None:

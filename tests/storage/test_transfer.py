@@ -326,6 +326,12 @@ async def test_an_export_that_fails_leaves_the_old_file_and_no_other(make_storag
     assert contents(tmp_path) == {path.name: b"the backup of yesterday"}
 
 
+async def test_a_line_nested_beyond_reading_is_a_damaged_file(make_storage: MakeStorage) -> None:
+    memory = memory_of(make_storage("file"))
+    with pytest.raises(ConfigurationError, match="line 1 cannot be read"):
+        await memory.aimport(io.BytesIO(b"[" * 100_000 + b"\n"))
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 async def test_a_pipe_is_written_to_and_stays_a_pipe(make_storage: MakeStorage, tmp_path: Path) -> None:
     memory = memory_of(make_storage("private"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import iscoroutinefunction
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from llama_index_memory_tiers.blocks.base import Query
 from llama_index_memory_tiers.blocks.heat.library import library_of
@@ -26,6 +27,7 @@ from llama_index_memory_tiers.blocks.heat.recall import (
 from llama_index_memory_tiers.blocks.heat.segments import Probe, Volume
 from llama_index_memory_tiers.blocks.heat.sharing import SharePolicy, distinct
 from llama_index_memory_tiers.budget import Item
+from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.heat import Scale
 from llama_index_memory_tiers.records import Record, Scope
 from llama_index_memory_tiers.storage import OwnerReader, codec
@@ -43,6 +45,17 @@ class RecallingBlock(ModelledBlock):
     long_term_knowledge_capacity: int = Field(default=100, ge=1)
     retrieval_queue_capacity: int = Field(default=7, ge=1)
     share: SharePolicy | None = Field(default=None, exclude=True)
+
+    @field_validator("share")
+    @classmethod
+    def _answers_at_once(cls, share: SharePolicy | None) -> SharePolicy | None:
+        if iscoroutinefunction(share) or iscoroutinefunction(getattr(share, "__call__", None)):  # noqa: B004  # its kind
+            raise ConfigurationError(
+                f"share={share!r:.100} was given to {cls.__name__}.",
+                allowed="A share policy is 'unnamed', or a callable that answers True or False at once, not async.",
+                remedy="Pass a plain function, or leave share out to share nothing.",
+            )
+        return share
 
     @property
     def hears_others(self) -> bool:
