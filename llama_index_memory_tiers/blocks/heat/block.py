@@ -73,7 +73,8 @@ class HeatMemoryBlock(RecallingBlock):
         share: Which statements an agent may tell all its users: `unnamed`, those that do not speak of the user as far
             as words show (see `AgentStatement.names_user`), or a callable that decides for each `AgentStatement`. They
             are withdrawn with what they came from. Default: nothing that was said to an agent by one user is told to
-            another.
+            another. What waits is learnt as the agent of the memory that absorbs it: give agents that serve the same
+            users blocks with names of their own.
         policy: `heat`, or `memoryos` for the original's rules: raw cosines, Jaccard in recall, least frequently used
             leaves, first in first out, only the hottest segment is analysed.
         model_seconds: Bound of one model call; default 30.
