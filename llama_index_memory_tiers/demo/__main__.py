@@ -262,7 +262,7 @@ async def act_explain(stage: Stage) -> list[Promise]:
     report = await stage.ours.explain(asked)
     say(f"\n5. {asked.user} asked: {asked.text}\n   Answer: {reply}")
     say("   " + str(report).replace("\n", "\n   "))
-    say("   The best, with their score by its sources: bm25 same words, dense like meaning, session its conversation …")
+    say("   The best, and what made their scores: bm25 same words, dense like meaning, session the talk around it.")
     items = sorted((item for part in report.parts for item in part.kept), key=lambda item: -item.score)
     for item in items[:_BEST]:
         legs = ", ".join(f"{leg} {value:.2f}" for leg, value in item.legs.items())
