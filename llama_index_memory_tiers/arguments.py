@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +27,6 @@ from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.retention import checked_policies
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
-
-_logger = logging.getLogger(__name__)
 
 _DEFAULTS: Mapping[str, Any] = {
     "session_id": None,
@@ -337,8 +334,6 @@ def resolve_places(places: Places, arguments: Arguments) -> Resolved:
                 remedy="Pass user_id='…' (one person, many sessions), session_id='…', or both.",
             )
         session_id = storage.ids()
-    if storage.private and owned and arguments.fields["memory_blocks"]:
-        _logger.info("memory is temporary", extra={"remedy": "Pass storage= to keep it when the process ends."})
     store = foreign if foreign is not None else TieredChatStore(storage, user_id=user_id)
     return Resolved(storage, owned, store, foreign, session_id, user_id)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-import logging
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -59,21 +58,6 @@ async def memory() -> AsyncIterator[TieredMemory]:
     memory = TieredMemory(session_id="chat")
     yield memory
     await memory.aclose()
-
-
-@pytest.mark.parametrize(("blocks", "durable", "logged"), [(True, False, 1), (True, True, 0), (False, False, 0)])
-async def test_only_what_would_be_kept_and_has_no_place_is_called_temporary(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, blocks: bool, durable: bool, logged: int
-) -> None:
-    caplog.set_level(logging.INFO, "llama_index_memory_tiers")
-    memory = TieredMemory(
-        user_id="ann",
-        storage=tmp_path / "memory.db" if durable else None,
-        memory_blocks=[VectorMemoryBlock(embed_model=None)] if blocks else [],
-    )
-    await memory.for_session("another").aget("hello")
-    await memory.aclose()
-    assert [record.message for record in caplog.records].count("memory is temporary") == logged
 
 
 # --- the memory -----------------------------------------------------------------------------------------------
