@@ -117,8 +117,8 @@ async def act_live(stage: Stage) -> list[Promise]:
         lived = await _child(stage.options, "--act", "live", "--part", str(part), "--database", str(stage.database))
         told.append(lived)
         say(
-            f"   process {lived['pid']}: {lived['sessions']} sessions, {lived['messages']} messages, "
-            f"{lived['flushes']} flushes moved {lived['left']} out of the window; "
+            f"   process {lived['pid']}: {lived['sessions']} sessions, {lived['messages']} messages; "
+            f"the window was full {lived['flushes']} times, {lived['left']} old messages left it; "
             f"tools run: {', '.join(lived['tools']) or 'none'}"
         )
     agent = Ours(stage.database, make_llm(stage.options.llm), make_embedding()).at(chat)
@@ -197,6 +197,11 @@ def _compared(stage: Stage, heard: dict[str, list[tuple[RecallQuestion, Heard]]]
             say(f"   {label:22}{found.evidence:>20.0%}{found.right:>16.0%}{f'{found.over} of {found.asked}':>16}")
         promises += _won(scores, language) if stage.whole else []
         promises.append(Promise(f"{_LANGUAGES[language]}: no context of ours over the limit", not scores[ours].over))
+    say("   Evidence: the share of the messages needed for an answer that the model was given.")
+    if stage.options.llm is None:
+        say(
+            "   This model, which needs no key, only quotes one message of its context: often not the one that answers."
+        )
     return promises
 
 
@@ -257,6 +262,7 @@ async def act_explain(stage: Stage) -> list[Promise]:
     report = await stage.ours.explain(asked)
     say(f"\n5. {asked.user} asked: {asked.text}\n   Answer: {reply}")
     say("   " + str(report).replace("\n", "\n   "))
+    say("   The best, and what made their scores: bm25 same words, dense like meaning, session the talk around it.")
     items = sorted((item for part in report.parts for item in part.kept), key=lambda item: -item.score)
     for item in items[:_BEST]:
         legs = ", ".join(f"{leg} {value:.2f}" for leg, value in item.legs.items())
