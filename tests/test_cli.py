@@ -166,7 +166,7 @@ def filled_in(arguments: list[str], folder: Path) -> list[str]:
 def test_every_command_is_fine_on_a_full_and_on_an_empty_store(arguments, full, empty, tmp_path, factories):
     for store in (full, empty):
         ran = command(*filled_in(arguments, tmp_path), "--storage", store)
-        assert (ran.code, ran.err) == (0, "")
+        assert (ran.code, ran.err) == (int(arguments[0] == "forget"), "")
 
 
 @pytest.mark.parametrize("arguments", LOOKING, ids=ids)
@@ -270,6 +270,11 @@ def test_errors_speak_of_options_not_of_python(arguments, odd):
     assert len(ran.err.splitlines()) == 3
     names = ran.err.replace(str(odd), "").replace("llama_index_memory", "").replace("data_storage_path", "")
     assert PYTHON.findall(names) == []
+
+
+def test_a_folder_is_called_a_folder(full, tmp_path):
+    ran = command("export", tmp_path / "no" / "x", "--storage", full)
+    assert (ran.code, "a folder that exists" in ran.err, "FILE that exists" in ran.err) == (2, True, False)
 
 
 def test_a_mismatch_of_embeddings_is_mended_by_a_command():
@@ -380,7 +385,7 @@ def test_forget_takes_the_beginning_of_an_id_and_asks_with_the_whole(full):
     assert "abcd-one" not in message_ids(full).values()
     assert "abcd-two" in message_ids(full).values()
     again = command("forget", "--id", "abcd-one", "--yes", "--storage", full, "--json")
-    assert (again.code, again.json["complete"]) == (0, True)  # gone is gone
+    assert (again.code, again.json["forgotten"], again.json["unknown"]) == (1, False, ["abcd-one"])
 
 
 def test_why_does_not_answer_for_somebody_else(full):
@@ -478,6 +483,113 @@ def test_forget_by_text_takes_what_was_learnt_from_it_along(full):
     assert "I drink oolong" not in left
     assert "Ada drinks oolong" not in left
     assert "Pixel" in left
+
+
+def two_sessions(path: Path) -> None:
+    asyncio.run(fill(path, "ada", "tuesday", "I drink oolong on Tuesdays."))
+
+
+@pytest.mark.parametrize("limit", [("--contains", "oolong"), ("--before", "2999-01-01"), ("--speaker", "user")])
+def test_forget_stays_in_the_session_that_was_named(limit, full):
+    two_sessions(full)
+    ran = command("forget", *limit, "--session", "monday", "--storage", full, stdin="y\n")
+    assert (ran.code, "user 'ada', session 'monday'" in ran.err) == (0, True)
+    assert "I drink oolong on Tuesdays." in message_ids(full)
+    assert "I drink oolong tea." not in message_ids(full)
+
+
+@pytest.mark.parametrize("arguments", [["forget", "--yes"], ["export", "{folder}/out.jsonl"]], ids=["forget", "export"])
+def test_all_of_a_user_and_one_session_cannot_be_meant_at_once(arguments, full, tmp_path):
+    before = dump(full)
+    where = ("--scope", "user", "--session", "monday", "--storage", full)
+    ran = command(*filled_in(arguments, tmp_path), *where)
+    assert (ran.code, "--session" in ran.err) == (2, True)
+    assert dump(full) == before
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def records_of(path: Path, kind: str) -> dict[str, str]:
+    """Id by text."""
+
+    async def listed() -> dict[str, str]:
+        async with Storage(path) as storage:
+            return {found.text: found.id for _, found in await storage.survey.records("ada") if found.kind == kind}
+
+    return asyncio.run(listed())
+
+
+def test_forgetting_what_search_found_leaves_no_copy(full):
+    found = command("search", "oolong", "-k", "1", "--storage", full, "--json").json["found"][0]
+    ran = command("forget", "--id", found["id"], "--yes", "--storage", full, "--json")
+    assert (ran.code, ran.json["messages_that_stay"]) == (0, [])
+    assert "oolong" not in "\n".join(dump(full)).casefold()
+
+
+def test_forgetting_a_fact_says_which_messages_stay(full):
+    source = message_ids(full)["I drink oolong tea."]
+    fact = records_of(full, "fact")["Ada drinks oolong."]
+    ran = command("forget", "--id", fact, "--storage", full, stdin="y\n")
+    stay = f"The messages that it came from stay: {source}."
+    assert (ran.code, stay in ran.err, stay in ran.out) == (0, True, True)
+    assert "I drink oolong tea." in message_ids(full)
+
+
+@pytest.mark.parametrize("arguments", [*LOOKING[:3], *LOOKING[4:7], *LOOKING[7:10:2]], ids=lambda each: each[0])
+@pytest.mark.parametrize(
+    "unknown", [("--user", "nobody"), ("--user", "ada", "--session", "never"), ("--session", "never")]
+)
+def test_somebody_unknown_is_refused_and_those_who_are_known_are_named(arguments, unknown, full, tmp_path, factories):
+    (tmp_path / "out.jsonl").write_text("good", encoding="utf-8")
+    before = dump(full)
+    ran = command(*filled_in(arguments, tmp_path), *unknown, "--storage", full)
+    known = "ada" if unknown[-2] == "--user" else "monday"
+    assert (ran.code, f"Known are: {known}" in ran.err) == (2, True)
+    assert (tmp_path / "out.jsonl").read_text("utf-8") == "good"
+    assert dump(full) == before
+
+
+def test_of_many_who_are_known_ten_are_named(full):
+    for number in range(12):
+        asyncio.run(put_only(full, f"user-{number}", "one", "hello"))
+    ran = command("tiers", "--user", "nobody", "--storage", full)
+    assert (ran.code, ran.err.count("user-"), "and 3 more" in ran.err) == (2, 10, True)
+
+
+def test_where_nothing_matches_nothing_is_asked_and_nothing_is_changed(full):
+    before = dump(full)
+    for arguments in (["--contains", "no such text"], ["--id", "ffff-unknown"], ["--before", "1999-01-01"]):
+        ran = command("forget", *arguments, "--storage", full)
+        assert (ran.code, ran.err, "Nothing was forgotten." in ran.out) == (1, "", True)
+    assert (
+        "No message or record of user 'ada' begins with 'ffff-unknown'."
+        in command("forget", "--id", "ffff-unknown", "--storage", full).out
+    )
+    assert command("forget", "--id", "abc", "--yes", "--storage", full).code == 2
+    assert dump(full) == before
+
+
+def test_an_unknown_id_among_known_ones_is_told(full):
+    known = message_ids(full)["I drink oolong tea."]
+    ran = command("forget", "--id", known, "--id", "ffff-unknown", "--yes", "--storage", full, "--json")
+    assert (ran.code, ran.json["complete"], ran.json["unknown"]) == (1, True, ["ffff-unknown"])
+
+
+def test_the_question_says_how_much_will_go_from_which_file_with_a_short_example(full):
+    asyncio.run(fill(full, "ada", "tuesday", f"Zebra {ESCAPE} " + "stripes " * 20))
+    before = dump(full)
+    ran = command("forget", "--contains", "zebra", "--storage", full, stdin="n\n")
+    assert f"in {full}, and what was learnt from it: 1 message and 1 record, such as 'Zebra" in ran.err
+    sample = re.search(r"such as '(.*)'\?", ran.err)
+    assert sample is not None
+    assert len(sample[1].replace("\\x1b", "x")) <= 60
+    assert "\x1b" not in ran.err
+    assert dump(full) == before
+
+
+def test_what_is_foreseen_is_what_is_removed(full):
+    ran = command("forget", "--scope", "user", "--storage", full, "--json", stdin="y\n")
+    removed = {one["store"]: one["removed"] for one in ran.json["entries"]}
+    assert f"{removed['messages']} messages and {removed['records']} records" in ran.err
 
 
 # --- tending --------------------------------------------------------------------------------------------------

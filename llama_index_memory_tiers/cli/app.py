@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from llama_index_memory_tiers.cli import chatting, doctor, looking, moving, notebooks, tending
+from llama_index_memory_tiers.cli import chatting, doctor, forgetting, looking, moving, notebooks, tending
 from llama_index_memory_tiers.cli.options import (
     EVERYBODY,
     PLACES,
@@ -138,9 +138,8 @@ async def export(
     as_json: JsonOption = False,
 ) -> Outcome:
     """Write all that is kept of somebody to a file. For a backup, or for another database."""
-    chosen = scope if scope is not None or where.session is None else "session"
+    chosen = moving.chosen_scope(scope, where)
     async with opened_memory(where) as memory:
-        moving.check_session(chosen, where)
         return await moving.export(memory, target, chosen, as_json=as_json)
 
 
@@ -178,12 +177,16 @@ async def forget(
     yes: YesOption = False,
 ) -> Outcome:
     """Forget messages and what was learnt from them, and prove it. Asks before it deletes."""
-    what = moving.forget_arguments(
-        scope=scope, ids=ids or [], before=before, derived=derived, contains=contains, speaker=speaker
+    what = forgetting.forget_arguments(
+        scope=moving.chosen_scope(scope, where),
+        ids=ids or [],
+        before=before,
+        derived=derived,
+        contains=contains,
+        speaker=speaker,
     )
-    moving.check_session(scope, where)
     async with opened_memory(where) as memory:
-        return await moving.forget(memory, what, sure=moving.sure(yes))
+        return await forgetting.forget(memory, what, sure=moving.sure(yes))
 
 
 # --- to tend ----------------------------------------------------------------------------------------------------
