@@ -187,13 +187,15 @@ def test_a_damaged_store_is_an_error_in_three_parts(arguments, as_json, damaged,
     assert command("export", tmp_path / "in.jsonl", "--storage", full).code == 0
     before = damaged.read_bytes()
     ran = command(*filled_in(arguments, tmp_path), "--storage", damaged, *(["--json"] if as_json else []))
-    failed_round = arguments[0] == "worker"  # the next round tries again, so it counts instead of ending
+    # The worker's next round tries again, so it counts instead of ending; doctor makes a finding of it.
+    failed_round = arguments[0] in {"worker", "doctor"}
     assert ran.code == 1
     if as_json and not failed_round:
         assert ran.json["error"]["kind"] == "StorageError"
         assert all(ran.json["error"][part] for part in ("given", "allowed", "remedy"))
     elif not failed_round:
-        assert ran.err.startswith("Error: The database refused")
+        assert ran.err.startswith("Error: The file is not a SQLite database, or it is damaged")
+        assert "sqlite3 .recover" in ran.err
         assert len(ran.err.splitlines()) == 3
     assert damaged.read_bytes() == before
 
@@ -422,6 +424,38 @@ def test_stored_text_can_neither_command_the_terminal_nor_be_taken_for_markup(fu
     assert "[red]text[/]" in ran.out
 
 
+def test_a_session_that_is_named_is_all_that_is_searched_and_counted(full):
+    two_sessions(full)
+    within = ("--session", "tuesday", "--storage", full, "--json")
+    assert {one["metadata"]["session_id"] for one in command("search", "oolong", *within).json["found"]} == {"tuesday"}
+    assert command("tiers", *within).json["kept"][0]["count"] == 2
+
+
+def test_only_commands_that_begin_a_conversation_say_so(full):
+    for name in ("tiers", "search", "why", "export", "forget", "replay", "maintain", "reindex", "import"):
+        assert "default a new one" not in command(name, "--help").out, name
+
+
+def test_nothing_kept_shows_no_session_of_our_own(empty):
+    ran = command("tiers", "--storage", empty)
+    assert (ran.code, ran.out) == (0, "Nothing is kept.\n")
+    assert "look-" not in command("tiers", "--storage", empty, "--json").out
+
+
+def test_of_one_block_no_name_is_repeated(tmp_path):
+    path = tmp_path / "one.db"
+
+    async def filled() -> None:
+        async with Storage(path) as storage:
+            memory = TieredMemory(storage=storage, user_id="ada", session_id="1", memory_blocks=[VectorMemoryBlock()])
+            await memory.aput(said("user", "I like Rome."))
+            await absorb_all(memory)
+            await memory.aclose()
+
+    asyncio.run(filled())
+    assert command("inspect", "Rome", "--storage", path).out.count("RetrievedMessages") == 1
+
+
 # --- moving ---------------------------------------------------------------------------------------------------
 
 
@@ -453,6 +487,18 @@ def test_a_file_that_is_no_export_is_refused(full, tmp_path):
     assert command("export", tmp_path / "no" / "folder", "--storage", full).code == 2
 
 
+def test_an_import_that_is_refused_leaves_no_file_and_says_whose_it_is(full, tmp_path):
+    file, new = tmp_path / "ada.jsonl", tmp_path / "new.db"
+    assert f"user 'ada' to {file}\n" in command("export", file, "--storage", full).out
+    ran = command("import", file, "--user", "bob", "--storage", new)
+    assert (ran.code, "another user was given: 'ada'" in ran.err) == (2, True)
+    assert command("import", tmp_path / "missing", "--storage", new).code == 2
+    ran = command("import", file, "--from", "memoryos", "--user", "ada", "--storage", new)
+    assert (ran.code, f"{file} is not a folder." in ran.err) == (2, True)
+    assert list(tmp_path.glob("new.db*")) == []
+    assert f"user 'ada' from {file}\n" in command("import", file, "--storage", new).out
+
+
 @pytest.mark.parametrize("answer", ["", "n\n", "maybe\n"])
 def test_forget_asks_and_keeps_everything_without_a_yes(answer, full):
     before = dump(full)
@@ -467,6 +513,12 @@ def test_forget_with_a_yes_leaves_nothing_and_says_so(full):
     assert (ran.code, ran.json["complete"]) == (0, True)
     assert next(one for one in ran.json["entries"] if one["store"] == "messages")["removed"] == 6
     assert command("tiers", "--user", "ada", "--storage", full, "--json").json["kept"] == []
+
+
+def test_a_receipt_leaves_out_stores_that_had_nothing(full):
+    ran = command("forget", "--contains", "Pixel", "--yes", "--storage", full)
+    assert "messages" in ran.out
+    assert "dead letters" not in ran.out
 
 
 def test_forget_wants_to_be_told_what(full):
@@ -721,7 +773,9 @@ def test_maintain_says_what_would_leave_and_changes_nothing_without_a_yes(full, 
         assert dump(full) == before
     ran = command(*arguments, "--yes")
     assert (ran.json["dry_run"], len(ran.json["departures"])) == (False, 6)
-    assert command(*arguments, "--dry-run").json["departures"] == []
+    assert command(*arguments, "--dry-run").json == {"dry_run": True, "departures": []}
+    assert command(*arguments, "--yes").json == {"dry_run": False, "departures": []}
+    assert command(*arguments[:-1], "--yes").out == "Nothing to do.\n"
 
 
 def test_reindex_embeds_with_the_models_of_the_factory(full, monkeypatch):
@@ -767,6 +821,25 @@ def test_doctor_finds_a_healthy_store_healthy(full):
     assert ran.json["embeddings"] == {"wordllama-256": 6}
 
 
+def test_doctor_makes_a_finding_of_a_file_that_is_no_database_or_is_torn(full, damaged):
+    whole = full.read_bytes()
+    full.write_bytes(whole[:100] + b"\0" * (len(whole) - 100))
+    for path in (full, damaged):
+        ran = command("doctor", "--storage", path, "--json")
+        assert (ran.code, ran.json["healthy"], "python" in ran.json["versions"]) == (1, False, True)
+        (found,) = ran.json["findings"]
+        assert "not a SQLite database, or it is damaged" in found["found"]
+        assert "sqlite3 .recover" in found["remedy"]
+
+
+def test_numbers_have_the_noun_that_they_want(tmp_path, factories):
+    path = tmp_path / "one.db"
+    asyncio.run(put_only(path, "ada", "one", "I like Rome."))
+    told = [command(name, *more, "--storage", path).out for name, *more in (["doctor"], *LOOKING[8:9])]
+    assert not re.search(r"(?<![\d.:])1 [a-z ]*(messages|records|sessions|rounds|blocks|people|texts)", "\n".join(told))
+    assert "1 round\n" in told[1]
+
+
 def test_doctor_finds_damaged_rows_and_secrets_that_were_stored_without_redaction(tmp_path):
     path = tmp_path / "bad.db"
 
@@ -798,9 +871,9 @@ def test_doctor_finds_what_failed_what_waits_and_a_worker_that_died(tmp_path):
     ran = command("doctor", "--storage", path, "--json")
     told = [(one["level"], one["found"]) for one in ran.json["findings"] if one["area"] == "RetrievedMessages"]
     assert told == [
-        ("problem", "failing in 1 sessions: ConnectError"),
-        ("advice", "1 expired claims"),
-        ("advice", "2 messages wait in 1 sessions"),
+        ("problem", "failing in 1 session: ConnectError"),
+        ("advice", "1 expired claim"),
+        ("advice", "2 messages to absorb in 1 session"),
     ]
     assert ran.code == 1
 
@@ -842,6 +915,14 @@ def test_a_chat_remembers_across_processes(tmp_path):
     second = command("chat", "--storage", path, "--session", "another", stdin="What is my dog called?\n")
     assert second.code == 0
     assert "Pixel" in second.out
+
+
+def test_a_chat_is_with_the_only_person_there(full):
+    assert command("chat", "--storage", full, "--json", stdin="").json["user"] == "ada"
+    asyncio.run(put_only(full, "bob", "one", "hello"))
+    ran = command("chat", "--storage", full, stdin="")
+    assert (ran.code, "ada" in ran.err, "--user" in ran.err) == (2, True, True)
+    assert command("chat", "--session", "", "--storage", full, "--user", "ada").code == 2
 
 
 def test_a_chat_needs_no_storage_and_shows_why(tmp_path):

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from llama_index_memory_tiers.blocks import TieredMemoryBlock
-from llama_index_memory_tiers.cli.ids import LEAST, no_such_id, whole_id, whose
+from llama_index_memory_tiers.cli.ids import LEAST, no_such_id, place, whole_id
 from llama_index_memory_tiers.cli.outcome import FINDING, FINE, Outcome
 from llama_index_memory_tiers.display import counted
 from llama_index_memory_tiers.errors import ConfigurationError
@@ -54,7 +54,7 @@ async def forget(memory: TieredMemory, what: dict[str, Any], *, sure: Callable[[
     unknown = [no_such_id(memory, each) for each in named.unknown]
     nothing = Outcome(
         {"forgotten": False, "messages": 0, "records": 0, "unknown": named.unknown},
-        [*(unknown or [f"Nothing of {_place(memory, what)} matches."]), "Nothing was forgotten."],
+        [*(unknown or [f"Nothing of {place(memory, what.get('scope'))} matches."]), "Nothing was forgotten."],
         FINDING,
     )
     if not outlook.messages and not outlook.records and not _holds_elsewhere(memory):
@@ -180,12 +180,9 @@ async def _question(memory: TieredMemory, what: dict[str, Any], outlook: Outlook
     counts = f"{counted(outlook.messages, 'message')} and {counted(outlook.records, 'record')}"
     sample = await _sample(memory, outlook)
     such = f", such as {sample!r}" if sample else ""
-    return f"Forget {which} of {_place(memory, what)} in {where}, and what was learnt from it: {counts}{such}?"
-
-
-def _place(memory: TieredMemory, what: dict[str, Any]) -> str:
-    whole = memory.user_id is None or what.get("scope") != "session"
-    return whose(memory) if whole else f"{whose(memory)}, session {memory.session_id!r}"
+    return (
+        f"Forget {which} of {place(memory, what.get('scope'))} in {where}, and what was learnt from it: {counts}{such}?"
+    )
 
 
 async def _sample(memory: TieredMemory, outlook: Outlook) -> str:

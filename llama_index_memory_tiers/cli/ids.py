@@ -65,3 +65,9 @@ def no_such_id(memory: TieredMemory, typed: str) -> str:
 def whose(memory: TieredMemory) -> str:
     """Whose a memory is, in words."""
     return f"user {memory.user_id!r}" if memory.user_id is not None else f"session {memory.session_id!r}"
+
+
+def place(memory: TieredMemory, scope: str | None) -> str:
+    """See `whose`, with the session when only that is meant."""
+    whole = memory.user_id is None or scope != "session"
+    return whose(memory) if whole else f"{whose(memory)}, session {memory.session_id!r}"

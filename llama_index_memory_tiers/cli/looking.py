@@ -38,20 +38,21 @@ async def inspect_context(memory: TieredMemory, question: str) -> Outcome:
     return Outcome(data, report)
 
 
-async def search(memory: TieredMemory, query: str, top_k: int) -> Outcome:
+async def search(memory: TieredMemory, query: str, top_k: int, session: str | None = None) -> Outcome:
     """Look up what was said or noted.
 
     Args:
         memory: Whose.
         query: What about.
         top_k: At most so many.
+        session: Only what was said in this conversation.
 
     Returns:
         What was found, best first.
     """
     if not any(isinstance(block, VectorMemoryBlock) for block in memory.memory_blocks):
         return Outcome({"found": []}, "Nothing is stored that a vector block could search.")
-    found = await memory.arecall(query, top_k)
+    found = await memory.arecall(query, top_k, filter=None if session is None else {"session_id": session})
     heads = ("score", "distance", "said at", "by", "text", "id")
     rows = [
         (
@@ -81,22 +82,28 @@ async def why(memory: TieredMemory, id: str) -> Outcome:  # noqa: A002  # the fi
     return Outcome(found, found)
 
 
-async def tiers(memory: TieredMemory) -> Outcome:
+async def tiers(memory: TieredMemory, session: str | None = None) -> Outcome:
     """Count what is kept, tier by tier.
 
     Args:
         memory: Whose.
+        session: Only its messages, and the records that it alone has.
 
     Returns:
         Messages and records by place, and the tiers of a heat block.
     """
     storage, user = memory.storage, memory.user_id
-    session = None if user is not None else memory.session_id
+    if user is None and session is None:
+        session = memory.session_id
     kept = await storage.survey.kept(user or "", session, now=storage.now())
     heads = ("place", "kind", "state", "count", "tokens")
     rows = [(one.place, one.kind, one.state, one.count, one.tokens) for one in kept]
-    whose = f"user {user}" if user is not None else f"session {memory.session_id}"
+    names = [*([f"user {user}"] if user is not None else []), *([f"session {session}"] if session is not None else [])]
+    if not rows and user is None:
+        return Outcome({"user": None, "session": None, "kept": [], "heat": {}}, "Nothing is kept.")
+    whose = ", ".join(names)
     shown: list[Any] = [Grid(heads, rows, whose) if rows else f"{whose}: nothing is kept."]
-    heat = {b.name: await b.atiers(memory) for b in memory.memory_blocks if isinstance(b, HeatMemoryBlock)}
+    blocks = [block for block in memory.memory_blocks if isinstance(block, HeatMemoryBlock)]
+    heat = {block.name: await block.atiers(memory) for block in blocks if user is None or session is None}
     shown += [part for name, report in heat.items() for part in (f"\n{name}", report)]
     return Outcome({"user": user, "session": session, "kept": kept, "heat": heat}, shown)

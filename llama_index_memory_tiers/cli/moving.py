@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_index_memory_tiers.blocks import HeatMemoryBlock
+from llama_index_memory_tiers.cli.ids import place, whose
 from llama_index_memory_tiers.cli.outcome import Outcome, progress
 from llama_index_memory_tiers.cli.places import Where
 from llama_index_memory_tiers.display import Grid, harmless
@@ -33,7 +34,8 @@ async def export(memory: TieredMemory, target: Path, scope: ForgetScope | None, 
     """
     with progress("export", as_json=as_json) as tell:
         report = await memory.aexport(target, scope=scope, progress=tell)
-    return Outcome({"file": target, **_counts(report)}, report)
+    named = f"{place(memory, scope)} to {target}"
+    return Outcome({"file": target, "user": memory.user_id, **_counts(report)}, [named, report])
 
 
 async def take_in(memory: TieredMemory, source: Path, *, as_json: bool) -> Outcome:
@@ -49,7 +51,8 @@ async def take_in(memory: TieredMemory, source: Path, *, as_json: bool) -> Outco
     """
     with progress("import", as_json=as_json) as tell:
         report = await memory.aimport(source, progress=tell)
-    return Outcome({"file": source, **_counts(report)}, report)
+    named = f"{whose(memory)} from {source}"
+    return Outcome({"file": source, "user": memory.user_id, **_counts(report)}, [named, report])
 
 
 async def take_over(memory: TieredMemory, folder: Path) -> Outcome:
@@ -70,7 +73,22 @@ async def take_over(memory: TieredMemory, folder: Path) -> Outcome:
         await memory.astop()
     found = await import_memoryos(memory, folder)
     rows = [(found.pages, found.knowledge, found.profile)]
-    return Outcome({"folder": folder, **asdict(found)}, Grid(("pages", "knowledge", "profile"), rows))
+    table = Grid(("pages", "knowledge", "profile"), rows, f"{whose(memory)} from {folder}")
+    return Outcome({"folder": folder, **asdict(found)}, table)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what is no folder of MemoryOS, before a database is made for it.
+
+    Raises:
+        ConfigurationError: It is no folder.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"{folder} is not a folder.",
+            allowed="MemoryOS keeps its files in a folder, its data_storage_path.",
+            remedy="Pass that folder, or leave --from out for what `export` wrote.",
+        )
 
 
 def whose_export(where: Where, source: Path) -> Where:

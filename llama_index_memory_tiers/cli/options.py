@@ -21,7 +21,6 @@ StorageOption = Annotated[
     ),
 ]
 UserOption = Annotated[str | None, typer.Option("--user", help="The person; may be left out when there is only one.")]
-NewUserOption = Annotated[str | None, typer.Option("--user", help="The person; default the one in the file.")]
 SessionOption = Annotated[str | None, typer.Option("--session", help="The conversation; default a new one.")]
 MemoryOption = Annotated[
     str | None, typer.Option("--memory", help="module:factory of a TieredMemory with your own blocks.")
@@ -43,6 +42,19 @@ PLACES: Mapping[str, Any] = {
 
 EVERYBODY = {name: option for name, option in PLACES.items() if name not in {"user", "session"}}
 PLACES_OF_A_CHAT = {name: option for name, option in PLACES.items() if name != "memory"}
+
+
+def _session(says: str) -> Any:
+    return Annotated[str | None, typer.Option("--session", help=says)]
+
+
+PLACES_WITHIN = {**PLACES, "session": _session("Only this conversation.")}
+PLACES_OF_SOMEBODY = {**PLACES, "session": _session("A conversation of the person; without a person, only this one.")}
+PLACES_OF_AN_IMPORT = {
+    **PLACES,
+    "user": Annotated[str | None, typer.Option("--user", help="The person; default the one in the file.")],
+    "session": _session("The conversation, when it is nobody's; default the one in the file."),
+}
 
 
 def make_app() -> typer.Typer:

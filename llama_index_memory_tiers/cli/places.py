@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ from llama_index_memory_tiers.blocks import (
     VectorMemoryBlock,
     WorkingMemoryBlock,
 )
-from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.errors import ConfigurationError, MemoryTiersError
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME, Storage
@@ -54,7 +54,7 @@ class Where:
     memory: str | None = None
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def opened_storage(where: Where, *, make: bool = False) -> AsyncIterator[Storage]:
     """Open the storage that was named.
 
@@ -75,12 +75,27 @@ async def opened_storage(where: Where, *, make: bool = False) -> AsyncIterator[S
             remedy="Pass --storage, or set MEMORY_TIERS_STORAGE.",
         )
     storage = Storage(where.storage, table_name=where.table_name, db_schema=where.db_schema)
+    new = storage.file is not None and not storage.file.exists()
+    done = False
     try:
         if not make:
             await _check_made(storage)
         yield await storage.aopen()
+        done = True
     finally:
+        unused = new and not done and await _is_empty(storage)
         await storage.aclose()
+        if unused and storage.file is not None:
+            storage.file.unlink(missing_ok=True)
+
+
+async def _is_empty(storage: Storage) -> bool:
+    """Whether a file was made, and nothing came into it."""
+    if storage.file is None or not storage.file.exists():
+        return False
+    with contextlib.suppress(MemoryTiersError):
+        return not await storage.survey.people()
+    return False
 
 
 async def _check_made(storage: Storage) -> None:
@@ -111,7 +126,7 @@ async def _check_known(storage: Storage, where: Where, user: str | None = None) 
         raise _unknown("--session", where.session, sessions)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def opened_memory(
     where: Where, *, make: bool = False, working: bool = False, everybody: bool = False
 ) -> AsyncIterator[TieredMemory]:
@@ -262,13 +277,13 @@ async def chosen_scope(storage: Storage, where: Where) -> Scope:
     if where.session is not None:
         people = [user for user in people if await storage.log.session(user, where.session) is not None]
     if len(people) > 1:
-        raise _unclear("--user", [user or "(nobody)" for user in people])
+        raise unclear("--user", [user or "(nobody)" for user in people])
     user = people[0] if people else ""
     if where.session is not None or user:
         return Scope(_session(where), user or None)
     sessions = [session.session_id for session in await storage.log.sessions("")]
     if len(sessions) > 1:
-        raise _unclear("--session", sessions)
+        raise unclear("--session", sessions)
     return Scope(sessions[0] if sessions else _session(where))
 
 
@@ -277,7 +292,8 @@ def _session(where: Where) -> str:
     return f"look-{uuid.uuid4()}" if where.session is None else where.session
 
 
-def _unclear(option: str, names: list[str]) -> ConfigurationError:
+def unclear(option: str, names: list[str]) -> ConfigurationError:
+    """The error for an option that was left out, where several could be meant."""
     return ConfigurationError(
         f"{option} was left out, and there are several.",
         allowed=f"Known are: {_some(names)}.",
