@@ -231,6 +231,23 @@ def test_options_that_do_not_exist_are_usage():
     assert command("no-such-command").code == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tiers", "--colour"],
+        ["no-such-command"],
+        ["search"],
+        ["search", "tea", "-k", "none"],
+        ["export", "x", "--scope", "y"],
+    ],
+    ids=" ".join,
+)
+def test_errors_of_usage_are_json_too_when_that_was_asked_for(arguments, full):
+    ran = command(*arguments, "--storage", full, "--json")
+    assert (ran.code, ran.err) == (2, "")
+    assert set(ran.json["error"]) == {"kind", "given", "allowed", "remedy"}
+
+
 @pytest.fixture(scope="module")
 def odd(once_full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of stores that commands refuse for one reason or another."""
@@ -292,6 +309,26 @@ def test_search_finds_by_meaning_with_the_model_that_made_the_vectors(full):
     found = command("search", "What is the name of the pet?", "-k", "1", "--storage", full, "--json").json["found"]
     assert [one["text"] for one in found] == ["My dog is called Pixel."]
     assert 0 < found[0]["distance"] < 1
+
+
+def test_a_line_that_only_stands_next_to_a_match_says_so_and_comes_after_it(tmp_path):
+    path = tmp_path / "words.db"
+
+    async def filled() -> None:
+        async with Storage(path) as storage:
+            memory = TieredMemory(storage=storage, user_id="ada", session_id="1", memory_blocks=[VectorMemoryBlock()])
+            for text in ("It was great!", "I saw a giraffe.", "Lovely weather.", "Back at noon."):
+                await memory.aput(said("user", text))
+            await absorb_all(memory)
+            await memory.aclose()
+
+    asyncio.run(filled())
+    lines = [line for line in command("search", "giraffe", "--storage", path).out.splitlines() if "user" in line]
+    assert [("giraffe" in line, "next to a match" in line) for line in lines] == [(True, False)] + [(False, True)] * 3
+    assert "distance" not in command("search", "giraffe", "--storage", path).out
+    shown = command("inspect", "giraffe", "--storage", path).out.splitlines()
+    assert {"bm25" in line for line in shown if "giraffe" in line} == {True}
+    assert {("bm25" in line, "next to a match" in line) for line in shown if "noon" in line} == {(False, True)}
 
 
 def test_inspect_shows_what_a_new_conversation_would_be_given_and_which_leg_found_it(full):
@@ -491,7 +528,7 @@ def test_an_import_that_is_refused_leaves_no_file_and_says_whose_it_is(full, tmp
     file, new = tmp_path / "ada.jsonl", tmp_path / "new.db"
     assert f"user 'ada' to {file}\n" in command("export", file, "--storage", full).out
     ran = command("import", file, "--user", "bob", "--storage", new)
-    assert (ran.code, "another user was given: 'ada'" in ran.err) == (2, True)
+    assert (ran.code, "an export of 'ada'" in ran.err) == (2, True)
     assert command("import", tmp_path / "missing", "--storage", new).code == 2
     ran = command("import", file, "--from", "memoryos", "--user", "ada", "--storage", new)
     assert (ran.code, f"{file} is not a folder." in ran.err) == (2, True)

@@ -92,15 +92,26 @@ def check_folder(folder: Path) -> None:
 
 
 def whose_export(where: Where, source: Path) -> Where:
-    """Whose an import becomes: who was named, else the file's user, or without one its first session."""
-    if where.user is not None or where.session is not None:
-        return where
+    """Whose an import becomes: who was named, else the file's user, or without one its first session.
+
+    Raises:
+        ConfigurationError: Somebody else was named than the file's user.
+    """
     try:
         with source.open(encoding="utf-8") as file:
             user = json.loads(file.readline()).get("user_id")
             session = json.loads(file.readline()).get("session", {}).get("session_id")
     except (OSError, ValueError, AttributeError):
         return where  # `aimport` says what is wrong with it
+    if where.user is not None and isinstance(user, str) and user != where.user:
+        # Whoever has the file may read the name; the library does not tell it to whoever calls it.
+        raise ConfigurationError(
+            f"--user={where.user!r:.100} was given with an export of {user!r:.100}.",
+            allowed="A person takes in what is their own.",
+            remedy="Leave --user out; nothing was stored.",
+        )
+    if where.user is not None or where.session is not None:
+        return where
     if isinstance(user, str):
         return replace(where, user=user)
     return replace(where, session=session if isinstance(session, str) else None)

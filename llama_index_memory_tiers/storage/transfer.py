@@ -242,14 +242,10 @@ def _check_header(header: Mapping[str, Any], user_id: str) -> None:
         )
     if (header.get("user_id") or "") != user_id:
         raise ConfigurationError(
-            f"An export of another user was given: {_person(header.get('user_id'))}.",
+            "An export of another user was given.",
             allowed="A memory takes in what its own user_id has said.",
             remedy="Make the memory with the user_id of the export; nothing was stored.",
         )
-
-
-def _person(user_id: object) -> str:
-    return f"{user_id!r:.100}" if user_id else "nobody's session"
 
 
 def damaged(why: str) -> ConfigurationError:
