@@ -73,6 +73,11 @@ def harmless(text: str) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 message`, `2 messages`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Write rows below heads, in columns."""
     lines = [[_cell(cell) for cell in row] for row in (heads, *rows)]

@@ -110,7 +110,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a deletion reaches its user only",
-        "storage/forgetting.py",
+        "storage/meant.py",
         "select(s.c.sid, s.c.head_seq).where(s.c.user_id == selection.user_id)",
         "select(s.c.sid, s.c.head_seq)",
         f"{FORGETTING}test_ids_of_others_are_out_of_reach",

@@ -10,13 +10,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from llama_index_memory_tiers.cli import chatting, doctor, looking, moving, notebooks, tending
+from llama_index_memory_tiers.cli import chatting, doctor, forgetting, looking, moving, notebooks, tending
 from llama_index_memory_tiers.cli.options import (
     EVERYBODY,
-    PLACES,
     PLACES_OF_A_CHAT,
+    PLACES_OF_AN_IMPORT,
+    PLACES_OF_SOMEBODY,
+    PLACES_WITHIN,
     JsonOption,
-    NewUserOption,
     YesOption,
     command,
     finish,
@@ -25,6 +26,8 @@ from llama_index_memory_tiers.cli.options import (
 from llama_index_memory_tiers.cli.outcome import Outcome, write_json
 from llama_index_memory_tiers.cli.places import Where, notebooks_folder, opened_memory, opened_storage
 from llama_index_memory_tiers.demo.__main__ import main as play_demo
+from llama_index_memory_tiers.display import counted
+from llama_index_memory_tiers.errors import StorageError
 
 app = make_app()
 
@@ -86,7 +89,7 @@ async def inspect(where: Where, question: Annotated[str, typer.Argument(help="Wh
         return await looking.inspect_context(memory, question)
 
 
-@command(app)
+@command(app, places=PLACES_WITHIN)
 async def search(
     where: Where,
     query: Annotated[str, typer.Argument(help="What to look for.")],
@@ -94,10 +97,10 @@ async def search(
 ) -> Outcome:
     """Find what was said or noted, by meaning and by words."""
     async with opened_memory(where) as memory:
-        return await looking.search(memory, query, top_k)
+        return await looking.search(memory, query, top_k, where.session)
 
 
-@command(app)
+@command(app, places=PLACES_OF_SOMEBODY)
 async def why(
     where: Where,
     id: Annotated[str, typer.Argument(help="Id of a message, fact or any other record, or its first characters.")],  # noqa: A002  # the field's word
@@ -107,11 +110,11 @@ async def why(
         return await looking.why(memory, id)
 
 
-@command(app)
+@command(app, places=PLACES_WITHIN)
 async def tiers(where: Where) -> Outcome:
     """Count what is kept of somebody, tier by tier."""
     async with opened_memory(where) as memory:
-        return await looking.tiers(memory)
+        return await looking.tiers(memory, where.session)
 
 
 @command(app, name="doctor", places=EVERYBODY)
@@ -120,17 +123,22 @@ async def doctor_command(where: Where, as_json: JsonOption = False) -> Outcome:
 
     No memory is changed.
     """
-    if where.memory is None:
-        async with opened_storage(where) as found:
-            return await doctor.examine(found, None, as_json=as_json)
-    async with opened_memory(where, everybody=True) as yours:
-        return await doctor.examine(yours.storage, yours, as_json=as_json)
+    try:
+        if where.memory is None:
+            async with opened_storage(where) as found:
+                return await doctor.examine(found, None, as_json=as_json)
+        async with opened_memory(where, everybody=True) as yours:
+            return await doctor.examine(yours.storage, yours, as_json=as_json)
+    except StorageError as error:
+        if type(error) is not StorageError:  # a newer schema, a server that is away: nothing is wrong with the file
+            raise
+        return doctor.unreadable(where, error)
 
 
 # --- to move and delete -----------------------------------------------------------------------------------------
 
 
-@command(app)
+@command(app, places=PLACES_WITHIN)
 async def export(
     where: Where,
     target: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; it is replaced in one step.")],
@@ -138,13 +146,12 @@ async def export(
     as_json: JsonOption = False,
 ) -> Outcome:
     """Write all that is kept of somebody to a file. For a backup, or for another database."""
-    chosen = scope if scope is not None or where.session is None else "session"
+    chosen = moving.chosen_scope(scope, where)
     async with opened_memory(where) as memory:
-        moving.check_session(chosen, where)
         return await moving.export(memory, target, chosen, as_json=as_json)
 
 
-@command(app, name="import", places={**PLACES, "user": NewUserOption})
+@command(app, name="import", places=PLACES_OF_AN_IMPORT)
 async def import_command(
     where: Where,
     source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote; a folder of MemoryOS.")],
@@ -153,13 +160,14 @@ async def import_command(
 ) -> Outcome:
     """Take in what `export` wrote. All of it or nothing, and twice is the same as once."""
     if kind == "memoryos":
+        moving.check_folder(source)
         async with opened_memory(where, make=True) as memory:
             return await moving.take_over(memory, source)
     async with opened_memory(moving.whose_export(where, source), make=True) as memory:
         return await moving.take_in(memory, source, as_json=as_json)
 
 
-@command(app)
+@command(app, places=PLACES_WITHIN)
 async def forget(
     where: Where,
     scope: ScopeOption = None,
@@ -178,12 +186,16 @@ async def forget(
     yes: YesOption = False,
 ) -> Outcome:
     """Forget messages and what was learnt from them, and prove it. Asks before it deletes."""
-    what = moving.forget_arguments(
-        scope=scope, ids=ids or [], before=before, derived=derived, contains=contains, speaker=speaker
+    what = forgetting.forget_arguments(
+        scope=moving.chosen_scope(scope, where),
+        ids=ids or [],
+        before=before,
+        derived=derived,
+        contains=contains,
+        speaker=speaker,
     )
-    moving.check_session(scope, where)
     async with opened_memory(where) as memory:
-        return await moving.forget(memory, what, sure=moving.sure(yes))
+        return await forgetting.forget(memory, what, sure=moving.sure(yes))
 
 
 # --- to tend ----------------------------------------------------------------------------------------------------
@@ -201,7 +213,7 @@ async def worker(
         return await tending.work(memory, once=once, every_seconds=every)
 
 
-@command(app)
+@command(app, places=PLACES_OF_SOMEBODY)
 async def replay(where: Where) -> Outcome:
     """Try again what a block could not absorb and put aside. Needs --memory."""
     tending.needs_memory(where, "replay")
@@ -209,7 +221,7 @@ async def replay(where: Where) -> Outcome:
         return await tending.replay(memory, where)
 
 
-@command(app)
+@command(app, places=PLACES_OF_SOMEBODY)
 async def maintain(
     where: Where,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would leave, and why.")] = False,
@@ -220,12 +232,14 @@ async def maintain(
     async with opened_memory(where, everybody=True) as memory:
         planned = await tending.maintain(memory, where, dry_run=True)
         count = len(planned.data["departures"])
-        if dry_run or not count or not moving.sure(yes)(f"Put {count} records aside?"):
+        if not count:
+            return Outcome({"dry_run": dry_run, "departures": []}, "Nothing to do.")
+        if dry_run or not moving.sure(yes)(f"Put {counted(count, 'record')} aside?"):
             return planned
         return await tending.maintain(memory, where, dry_run=False)
 
 
-@command(app)
+@command(app, places=PLACES_WITHIN)
 async def reindex(
     where: Where,
     again: Annotated[bool, typer.Option("--again", help="Embed also what these models have embedded.")] = False,

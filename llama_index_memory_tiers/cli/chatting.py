@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from llama_index_memory_tiers.blocks import VectorMemoryBlock
 from llama_index_memory_tiers.cli.outcome import Outcome, show
-from llama_index_memory_tiers.cli.places import Where
+from llama_index_memory_tiers.cli.places import Where, unclear
 from llama_index_memory_tiers.demo.agents import Clock, make_agent, make_embedding, make_llm, run_agent
 from llama_index_memory_tiers.display import harmless
 from llama_index_memory_tiers.memory import TieredMemory
@@ -30,19 +30,20 @@ async def chat(where: Where, llm: str | None, *, as_json: bool) -> Outcome:
     Returns:
         The turns.
     """
+    user = await _whose(where)
     clock = Clock()
     agent = make_agent(make_llm(llm), clock)
     storage = Storage(where.storage, table_name=where.table_name, db_schema=where.db_schema)
     memory = TieredMemory(
         storage=storage,
-        user_id=where.user or "me",
-        session_id=where.session or f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
+        user_id=user,
+        session_id=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}" if where.session is None else where.session,
         memory_blocks=[VectorMemoryBlock(embed_model=make_embedding())],
     )
     turns: list[dict[str, Any]] = []
     tell = _silent if as_json else _tell
     try:
-        tell(f"{storage.address}, user {memory.user_id}. {HELP}")
+        tell(f"{storage.file or storage.address}, user {memory.user_id}. {HELP}")
         for line in _lines(sys.stdin, prompt=not as_json):
             if line.startswith("/"):
                 await _command(memory, line, turns, tell=tell, as_json=as_json)
@@ -56,6 +57,21 @@ async def chat(where: Where, llm: str | None, *, as_json: bool) -> Outcome:
         await memory.aclose()
         await storage.aclose()
     return Outcome({"user": memory.user_id, "session": memory.session_id, "turns": turns})
+
+
+async def _whose(where: Where) -> str:
+    """Who talks: who was named, else the only one whom the storage knows, else "me".
+
+    Raises:
+        ConfigurationError: The storage knows several.
+    """
+    if where.user is not None or not where.storage:
+        return "me" if where.user is None else where.user
+    async with Storage(where.storage, table_name=where.table_name, db_schema=where.db_schema) as storage:
+        people = [person.user_id for person in await storage.survey.people() if person.user_id]
+    if len(people) > 1:
+        raise unclear("--user", people)
+    return next(iter(people), "me")
 
 
 async def _command(

@@ -11,10 +11,13 @@ from typing import Any, Literal
 
 from llama_index_memory_tiers.blocks import TieredMemoryBlock
 from llama_index_memory_tiers.cli.outcome import FINDING, FINE, Outcome, progress
-from llama_index_memory_tiers.display import Grid
+from llama_index_memory_tiers.cli.places import Where
+from llama_index_memory_tiers.display import Grid, counted
+from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
+from llama_index_memory_tiers.storage.addresses import resolve_address, shown_url
 from llama_index_memory_tiers.storage.survey import Kept, StoredText, Waiting
 
 Level = Literal["ok", "advice", "problem"]
@@ -118,6 +121,22 @@ async def examine(storage: Storage, memory: TieredMemory | None, *, as_json: boo
     return _told(data, findings)
 
 
+def unreadable(where: Where, error: StorageError) -> Outcome:
+    """Say that the database refused to be read.
+
+    Args:
+        where: Which one.
+        error: What it said.
+
+    Returns:
+        Versions and the finding.
+    """
+    address = where.memory if where.storage is None else shown_url(resolve_address(where.storage).url)
+    return _told(
+        {"storage": address, "versions": installed()}, [Finding("problem", "database", error.given, error.remedy)]
+    )
+
+
 def _told(data: dict[str, Any], findings: Sequence[Finding]) -> Outcome:
     bad = any(each.level == "problem" for each in findings)
     rows = [(each.level, each.area, each.found, each.remedy) for each in findings]
@@ -164,7 +183,7 @@ async def _database(storage: Storage) -> list[Finding]:
     if unfinished:
         found.append(
             Finding(
-                "problem", "forgetting", f"{unfinished} orders to forget are not finished",
+                "problem", "forgetting", f"{counted(unfinished, 'order')} to forget not finished",
                 "Open a memory with the same blocks: the next start goes on. If this stays, look at its log.",
             )
         )  # fmt: skip
@@ -177,7 +196,13 @@ def _counts(kept: Sequence[Kept], people: int) -> list[Finding]:
     live = sum(each.count for each in kept if each.state == "live") - messages
     if not messages and not records:
         return [Finding("ok", "contents", "nothing is stored yet")]
-    return [Finding("ok", "contents", f"{people} people, {messages} messages, {records} records ({live} live)")]
+    return [
+        Finding(
+            "ok",
+            "contents",
+            f"{counted(people, 'user')}, {counted(messages, 'message')}, {counted(records, 'record')} ({live} live)",
+        )
+    ]
 
 
 def _delivery(waiting: Sequence[Waiting]) -> list[Finding]:
@@ -185,34 +210,38 @@ def _delivery(waiting: Sequence[Waiting]) -> list[Finding]:
     for block in waiting:
         if block.dead_letters:
             remedy = "Repair what the error names, then run: memory-tiers replay --memory module:factory"
-            found.append(Finding("problem", block.block, f"{block.dead_letters} dead letters", remedy))
+            found.append(Finding("problem", block.block, counted(block.dead_letters, "dead letter"), remedy))
         if block.failing:
             remedy = "The block tries again by itself; look at its model and its log."
             errors = ", ".join(block.errors)
-            found.append(Finding("problem", block.block, f"failing in {block.failing} sessions: {errors}", remedy))
+            found.append(
+                Finding("problem", block.block, f"failing in {counted(block.failing, 'session')}: {errors}", remedy)
+            )
         if block.stale_claims:
             remedy = "A worker died at work; the next one takes over. Nothing is to do unless the number stays."
-            found.append(Finding("advice", block.block, f"{block.stale_claims} expired claims", remedy))
+            found.append(Finding("advice", block.block, counted(block.stale_claims, "expired claim"), remedy))
         if block.messages:
             remedy = "Normal while people talk; if it grows, run: memory-tiers worker --memory module:factory"
-            what = f"{block.messages} messages wait in {block.sessions} sessions"
+            what = f"{counted(block.messages, 'message')} to absorb in {counted(block.sessions, 'session')}"
             found.append(Finding("advice", block.block, what, remedy))
     if found or not waiting:
         return found
-    return [Finding("ok", "delivery", f"{len(waiting)} blocks are up to date")]
+    return [Finding("ok", "delivery", f"{counted(len(waiting), 'block')} up to date")]
 
 
 def _texts(texts: Texts) -> list[Finding]:
     found: list[Finding] = []
     if texts.damaged:
         remedy = "They are skipped. Restore a backup, or delete them: memory-tiers forget --id ID"
-        found.append(Finding("problem", "texts", f"{len(texts.damaged)} damaged rows: {_some(texts.damaged)}", remedy))
+        found.append(
+            Finding("problem", "texts", f"{counted(len(texts.damaged), 'damaged row')}: {_some(texts.damaged)}", remedy)
+        )
     if texts.secrets:
         remedy = "Change these secrets, then run: memory-tiers forget --id ID; keep redaction on."
-        what = f"{len(texts.secrets)} texts hold what looks like a secret: {_some(texts.secrets)}"
+        what = f"what looks like a secret is in {counted(len(texts.secrets), 'text')}: {_some(texts.secrets)}"
         found.append(Finding("problem", "secrets", what, remedy))
     elif texts.read:
-        found.append(Finding("ok", "secrets", f"none found in {texts.read} texts"))
+        found.append(Finding("ok", "secrets", f"none found in {counted(texts.read, 'text')}"))
     return found
 
 
@@ -228,7 +257,7 @@ def _embeddings(models: dict[str, int], texts: Texts) -> list[Finding]:
     share = texts.other / texts.letters if texts.letters else 0.0
     for name, count in models.items():
         level, remedy = _language_fit(name, share)
-        what = f"{name}: {count} embeddings; {share:.0%} of the letters are not Latin"
+        what = f"{name}: {counted(count, 'embedding')}; {share:.0%} of the letters are not Latin"
         found.append(Finding(level, "embeddings", what, remedy))
     return found
 
@@ -251,7 +280,7 @@ async def _external_index(storage: Storage) -> list[Finding]:
         found.append(Finding("problem", "index", f"the server failed: {state.error}", remedy))
     if state.owners:
         remedy = "It is told at the next question; at once: memory-tiers reindex --memory module:factory"
-        what = f"not in step: {state.pending} records of {state.owners} owners"
+        what = f"not in step: {counted(state.pending, 'record')} of {counted(state.owners, 'owner')}"
         found.append(Finding("advice", "index", what, remedy))
     return found or [Finding("ok", "index", "on a server, in step")]
 

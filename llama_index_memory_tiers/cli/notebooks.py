@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llama_index_memory_tiers.cli.outcome import FINDING, Outcome
-from llama_index_memory_tiers.display import Grid
+from llama_index_memory_tiers.display import Grid, counted
 from llama_index_memory_tiers.errors import ConfigurationError
 
 
@@ -32,7 +32,7 @@ def copy_notebooks(source: Path | None, target: Path, *, sure: Callable[[str], b
         )
     books = sorted(source.glob("*.ipynb"))
     there = [book.name for book in books if (target / book.name).exists()]
-    if there and not sure(f"Replace {len(there)} notebooks in {target}?"):
+    if there and not sure(f"Replace {counted(len(there), 'notebook')} in {target}?"):
         return Outcome({"folder": target, "copied": []}, "Nothing was copied.", FINDING)
     try:
         target.mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
-from llama_index_memory_tiers.cli.outcome import Outcome, run
+from llama_index_memory_tiers.cli.outcome import Outcome, run, show_error
 from llama_index_memory_tiers.cli.places import Where
+from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
 
 Work = TypeVar("Work", bound=Callable[..., Coroutine[Any, Any, Outcome]])
@@ -21,7 +24,6 @@ StorageOption = Annotated[
     ),
 ]
 UserOption = Annotated[str | None, typer.Option("--user", help="The person; may be left out when there is only one.")]
-NewUserOption = Annotated[str | None, typer.Option("--user", help="The person; default the one in the file.")]
 SessionOption = Annotated[str | None, typer.Option("--session", help="The conversation; default a new one.")]
 MemoryOption = Annotated[
     str | None, typer.Option("--memory", help="module:factory of a TieredMemory with your own blocks.")
@@ -45,10 +47,49 @@ EVERYBODY = {name: option for name, option in PLACES.items() if name not in {"us
 PLACES_OF_A_CHAT = {name: option for name, option in PLACES.items() if name != "memory"}
 
 
+def _session(says: str) -> Any:
+    return Annotated[str | None, typer.Option("--session", help=says)]
+
+
+PLACES_WITHIN = {**PLACES, "session": _session("Only this conversation.")}
+PLACES_OF_SOMEBODY = {**PLACES, "session": _session("A conversation of the person; without a person, only this one.")}
+PLACES_OF_AN_IMPORT = {
+    **PLACES,
+    "user": Annotated[str | None, typer.Option("--user", help="The person; default the one in the file.")],
+    "session": _session("The conversation, when it is nobody's; default the one in the file."),
+}
+
+
+class Commands(TyperGroup):
+    """Commands whose errors of usage are JSON too, when that was asked for."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        """Run a command; see `TyperGroup.main`."""
+        given = sys.argv[1:] if args is None else list(args)
+        if "--json" not in given:
+            return super().main(args, *rest, **options)
+        try:
+            sys.exit(super().main(args, *rest, **{**options, "standalone_mode": False}))
+        except Exception as error:
+            # Typer's own errors of usage have come from different packages over its releases.
+            if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
+                raise
+            said = f"{error.format_message().rstrip('.')}."
+            remedy = (
+                f"Look at `memory-tiers {given[0]} --help`."
+                if given[0] != "--json"
+                else "Look at `memory-tiers --help`."
+            )
+            wrong = ConfigurationError(said, allowed="Commands and options are in --help.", remedy=remedy)
+            show_error(wrong, as_json=True)
+            sys.exit(error.exit_code)
+
+
 def make_app() -> typer.Typer:
     """The application, without commands yet."""
     return typer.Typer(
         name="memory-tiers",
+        cls=Commands,
         help="Look into, move and tend the memories of llama-index-memory-tiers.\n\n"
         "Begin with `memory-tiers demo`, or with `memory-tiers doctor --storage memory.db`.\n\n"
         "Exit codes: 0 fine, 1 a finding or failure, 2 usage.",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,13 +24,13 @@ from llama_index_memory_tiers.blocks import (
     VectorMemoryBlock,
     WorkingMemoryBlock,
 )
-from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.errors import ConfigurationError, MemoryTiersError
 from llama_index_memory_tiers.memory import TieredMemory
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME, Storage
 from llama_index_memory_tiers.testing import QuotingLLM, WordLlamaEmbedding
 
-_MOST_NAMES = 20
+_MOST_NAMES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Where:
     memory: str | None = None
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def opened_storage(where: Where, *, make: bool = False) -> AsyncIterator[Storage]:
     """Open the storage that was named.
 
@@ -75,12 +75,27 @@ async def opened_storage(where: Where, *, make: bool = False) -> AsyncIterator[S
             remedy="Pass --storage, or set MEMORY_TIERS_STORAGE.",
         )
     storage = Storage(where.storage, table_name=where.table_name, db_schema=where.db_schema)
+    new = storage.file is not None and not storage.file.exists()
+    done = False
     try:
         if not make:
             await _check_made(storage)
         yield await storage.aopen()
+        done = True
     finally:
+        unused = new and not done and await _is_empty(storage)
         await storage.aclose()
+        if unused and storage.file is not None:
+            storage.file.unlink(missing_ok=True)
+
+
+async def _is_empty(storage: Storage) -> bool:
+    """Whether a file was made, and nothing came into it."""
+    if storage.file is None or not storage.file.exists():
+        return False
+    with contextlib.suppress(MemoryTiersError):
+        return not await storage.survey.people()
+    return False
 
 
 async def _check_made(storage: Storage) -> None:
@@ -92,7 +107,26 @@ async def _check_made(storage: Storage) -> None:
         )
 
 
-@asynccontextmanager
+async def _check_known(storage: Storage, where: Where, user: str | None = None) -> None:
+    """Refuse a user or session that the storage does not know: a slip would be taken for an empty memory.
+
+    Raises:
+        ConfigurationError: Names those that are known.
+    """
+    people = [person.user_id for person in await storage.survey.people()]
+    # Notes need no session.
+    if where.user not in (None, *people) and not await storage.survey.kept(where.user, now=storage.now()):
+        raise _unknown("--user", where.user or "", [name for name in people if name])
+    if where.session is None:
+        return
+    user = where.user if where.user is not None else user
+    whose = people if user is None else [user]
+    sessions = [session.session_id for each in whose for session in await storage.log.sessions(each)]
+    if where.session not in sessions:
+        raise _unknown("--session", where.session, sessions)
+
+
+@contextlib.asynccontextmanager
 async def opened_memory(
     where: Where, *, make: bool = False, working: bool = False, everybody: bool = False
 ) -> AsyncIterator[TieredMemory]:
@@ -118,12 +152,15 @@ async def opened_memory(
                 await made.astop()
             if not working and not make:
                 await _check_made(made.storage)
+                await _check_known(made.storage, where, made.user_id)
             yield await _at(made, where, anybody=working or make or everybody)
         finally:
             await made.aclose()
         return
     async with opened_storage(where, make=make) as storage:
-        scope = await chosen_scope(storage, where, make=make)
+        if not make:
+            await _check_known(storage, where)
+        scope = await chosen_scope(storage, where)
         found = TieredMemory(
             storage=storage,
             user_id=scope.user_id,
@@ -221,49 +258,60 @@ async def _at(memory: TieredMemory, where: Where, *, anybody: bool) -> TieredMem
 # --- what a storage knows ---------------------------------------------------------------------------------------
 
 
-async def chosen_scope(storage: Storage, where: Where, *, make: bool = False) -> Scope:
+async def chosen_scope(storage: Storage, where: Where) -> Scope:
     """Whose memory is meant: who was named, else the only one who is there.
 
     Args:
         storage: Open.
         where: What was named.
-        make: A session may be new.
 
     Returns:
         The scope; without a session that was named, a new one of the person, as the next conversation would be.
 
     Raises:
-        ConfigurationError: Several people are there, or several sessions of nobody, or not the session.
+        ConfigurationError: Several people are there, or several sessions of nobody.
     """
     if where.user is not None:
-        return Scope(where.session or f"look-{uuid.uuid4()}", where.user)
+        return Scope(_session(where), where.user)
     people = [person.user_id for person in await storage.survey.people()]
     if where.session is not None:
         people = [user for user in people if await storage.log.session(user, where.session) is not None]
-        if not people and not make:
-            raise ConfigurationError(
-                f"--session={where.session!r:.100} was given.",
-                allowed="It is the id of a session in this storage; there is none of this name.",
-                remedy="Correct it, or pass --user as well.",
-            )
     if len(people) > 1:
-        raise _unclear("--user", [user or "(nobody)" for user in people])
+        raise unclear("--user", [user or "(nobody)" for user in people])
     user = people[0] if people else ""
     if where.session is not None or user:
-        return Scope(where.session or f"look-{uuid.uuid4()}", user or None)
+        return Scope(_session(where), user or None)
     sessions = [session.session_id for session in await storage.log.sessions("")]
     if len(sessions) > 1:
-        raise _unclear("--session", sessions)
-    return Scope(sessions[0] if sessions else f"look-{uuid.uuid4()}")
+        raise unclear("--session", sessions)
+    return Scope(sessions[0] if sessions else _session(where))
 
 
-def _unclear(option: str, names: list[str]) -> ConfigurationError:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+def _session(where: Where) -> str:
+    """The session that was named, or a new one."""
+    return f"look-{uuid.uuid4()}" if where.session is None else where.session
+
+
+def unclear(option: str, names: list[str]) -> ConfigurationError:
+    """The error for an option that was left out, where several could be meant."""
     return ConfigurationError(
         f"{option} was left out, and there are several.",
-        allowed=f"Known are: {', '.join(names[:_MOST_NAMES])}{more}.",
+        allowed=f"Known are: {_some(names)}.",
         remedy=f"Pass {option} with one of them.",
     )
+
+
+def _unknown(option: str, given: str, names: list[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"{option}={given!r:.100} was given, which this storage does not know.",
+        allowed=f"Known are: {_some(names)}." if names else "None is known yet.",
+        remedy=f"Pass {option} with one of them." if names else "Correct --storage, --table-name or --db-schema.",
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 async def known_blocks(storage: Storage, scope: Scope) -> list[TieredMemoryBlock]:

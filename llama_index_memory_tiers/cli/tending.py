@@ -13,7 +13,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index_memory_tiers.blocks import TieredMemoryBlock
 from llama_index_memory_tiers.cli.outcome import FINDING, FINE, Outcome, progress
 from llama_index_memory_tiers.cli.places import Where
-from llama_index_memory_tiers.display import Grid
+from llama_index_memory_tiers.display import Grid, counted
 from llama_index_memory_tiers.errors import ConfigurationError, StorageError
 from llama_index_memory_tiers.events import BlockProgress, FlushReport, MaintenanceReport
 from llama_index_memory_tiers.memory import TieredMemory
@@ -47,7 +47,7 @@ class Rounds:
         report = FlushReport(tuple(self.blocks.values()))
         failed = self.failures or any(one.error not in {None, "busy"} or one.parked for one in report.blocks)
         data = {"rounds": self.rounds, "failures": self.failures, "blocks": report.blocks}
-        return Outcome(data, [f"{self.rounds} rounds", report], FINDING if failed else FINE)
+        return Outcome(data, [counted(self.rounds, "round"), report], FINDING if failed else FINE)
 
 
 async def work(memory: TieredMemory, *, once: bool, every_seconds: float) -> Outcome:
@@ -125,7 +125,7 @@ async def replay(memory: TieredMemory, where: Where) -> Outcome:
             total.add(await each.areplay())
     left = sum(waiting.dead_letters for waiting in await memory.storage.survey.waiting(now=memory.storage.now()))
     report = FlushReport(tuple(total.blocks.values()))
-    shown = [report, f"{left} dead letters are left."]
+    shown = [report, f"Left: {counted(left, 'dead letter')}."]
     return Outcome({"blocks": report.blocks, "dead_letters": left}, shown, FINDING if left else FINE)
 
 
@@ -181,7 +181,7 @@ async def reindex(memory: TieredMemory, where: Where, *, again: bool, as_json: b
     with progress("tell the index", as_json=as_json) as tell:
         state = await memory.storage.sync_index(tell)
     rows = [(each.model, each.embedded, each.skipped, each.owners) for each in reports]
-    index = f"index on a server: {state.pending} records to be told" if state.attached else "index: built in"
+    index = f"index on a server: {counted(state.pending, 'record')} to be told" if state.attached else "index: built in"
     shown = [Grid(("model", "embedded", "skipped", "owners"), rows), index]
     return Outcome({"models": reports, "index": state}, shown, FINE if state.in_step else FINDING)
 

@@ -16,12 +16,13 @@ _OPTIONS = {
     "folder": "FILE",
 }
 _NAMES = "|".join(_OPTIONS)
+_THINGS = "|".join(name for name in _OPTIONS if name != "folder")  # a folder is also the one that a file is in
 # An argument with its value, or named as a thing; the same words without either are English.
 _ARGUMENT = re.compile(rf"(?<![\w-])({_NAMES})=")
-_NAMED = re.compile(rf"(?<=\b)((?:an?|another|own|the|without|is also this storage's) )({_NAMES})(?=\b)(?! of a )")
+_NAMED = re.compile(rf"(?<=\b)((?:an?|another|own|the|without|is also this storage's) )({_THINGS})(?=\b)(?! of a )")
 _SUBJECT = re.compile(r"^(target|source) is ")
 _PHRASES = (
-    (re.compile(r", or a stream of bytes"), ""),
+    (re.compile(r", or an? (open )?stream of bytes"), ""),
     (
         re.compile(r"Call Storage\(.*"),
         "Pass another --table-name to start anew. Python's `Storage.adopt` takes it over.",

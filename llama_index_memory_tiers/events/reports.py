@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llama_index_memory_tiers.display import Grid, Shown
+from llama_index_memory_tiers.display import Grid, Shown, counted
 from llama_index_memory_tiers.records import Departure
 
 _SHOWN_CHARS = 160
@@ -103,7 +103,8 @@ class ForgetReceipt(Shown):
         return {entry.store: entry.removed for entry in self.entries}
 
     def _grids(self) -> Sequence[Grid]:
-        shown = [(e.store, e.removed, "unknown" if e.left is None else e.left, e.error or "") for e in self.entries]
+        told = [entry for entry in self.entries if entry.removed or not entry.verified]  # the others had nothing
+        shown = [(e.store, e.removed, "unknown" if e.left is None else e.left, e.error or "") for e in told]
         shown += [(name, 0, "unknown", "not ours") for name in self.unreached]
         return [Grid(("store", "removed", "left", "error"), shown)]
 
@@ -179,7 +180,7 @@ class ContextReport(Shown):
         return [Grid(("part", "priority", "tokens", "kept", "left out", "error"), self._rows(), head)]
 
     def _details(self) -> Sequence[Grid]:
-        rows = [
+        rows: list[tuple[Any, ...]] = [
             (
                 part.name,
                 "kept" if kept else item.reason,
@@ -192,7 +193,10 @@ class ContextReport(Shown):
             for kept, items in ((True, part.kept), (False, part.left_out[:_SHOWN_LEFT_OUT]))
             for item in items
         ]
-        return [Grid(("part", "", "tokens", "score", "found by", "item"), rows)] if rows else []
+        heads: Sequence[str] = ("part", "", "tokens", "score", "found by", "item")
+        if len(self.parts) == 1:  # they are all of one part
+            heads, rows = heads[1:], [row[1:] for row in rows]
+        return [Grid(heads, rows)] if rows else []
 
     def _rows(self) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = [
@@ -290,5 +294,5 @@ class MaintenanceReport(Shown):
 
     def _grids(self) -> Sequence[Grid]:
         rows = [(one.block, one.kind, one.record_id, one.policy, one.reason) for one in self.departures]
-        head = f"{len(rows)} records {'would leave' if self.dry_run else 'left'}"
+        head = f"{counted(len(rows), 'record')} {'would leave' if self.dry_run else 'left'}"
         return [Grid(("block", "kind", "record", "policy", "reason"), rows, head)]

@@ -381,10 +381,19 @@ def _passing(error: DBAPIError | OSError, *, server: bool) -> bool:
     return any(sign in words for sign in ("is locked", "is busy", "connection is closed", "connection was closed"))
 
 
+_NO_DATABASE = ("file is not a database", "database disk image is malformed", "malformed database schema")
+
+
 def _as_storage_error(error: DBAPIError | OSError) -> StorageError:
     """Convert without the statement's parameters, which hold users' text."""
     original = getattr(error, "orig", None) or error
     first_line = str(original).partition("\n")[0][:200]
+    if first_line.startswith(_NO_DATABASE):
+        return StorageError(
+            f"The file is not a SQLite database, or it is damaged ({first_line}).",
+            allowed="It is a database file that SQLite can read to its end.",
+            remedy="Restore a backup, or recover it with sqlite3 .recover; nothing of this call was stored.",
+        )
     return StorageError(
         f"The database refused a statement ({type(original).__name__}: {first_line}).",
         allowed="The disk must be writable and the schema the one that this package made.",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import delete, exists, func, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
@@ -20,6 +20,7 @@ from llama_index_memory_tiers.storage.erasing import Eraser, Rewind
 from llama_index_memory_tiers.storage.keeper import IndexKeeper
 from llama_index_memory_tiers.storage.log import MessageLog
 from llama_index_memory_tiers.storage.meant import Meant, owners_of
+from llama_index_memory_tiers.storage.outlook import Outlook, foresee
 from llama_index_memory_tiers.storage.records import RecordStore
 from llama_index_memory_tiers.storage.rows import chunks
 from llama_index_memory_tiers.storage.schema import Tables
@@ -98,6 +99,10 @@ class ForgettingStore:
         self.index: IndexKeeper | None = None
         self.waiting = False  # blocks are to be told of what an earlier process forgot
 
+    async def foresee(self, selection: Selection) -> Outlook:
+        """Count what `begin` and `run` would take now; nothing is changed."""
+        return await foresee(self._database, self._meant, self._eraser, selection)
+
     async def begin(self, selection: Selection) -> Run:
         """Write down what is to be forgotten, with how far each session reaches now.
 
@@ -107,23 +112,13 @@ class ForgettingStore:
         Returns:
             The job, for `run`.
         """
-        s, m = self._t.sessions, self._t.messages
-        query = select(s.c.sid, s.c.head_seq).where(s.c.user_id == selection.user_id)
-        queries = [query]
-        if selection.session_id is not None:
-            queries = [query.where(s.c.session_id == selection.session_id)]
-        elif selection.ids is not None:  # of a person's thousand sessions the few that are meant
-            meant = [exists().where(m.c.sid == s.c.sid, m.c.uid.in_(part)) for part in chunks(selection.ids)]
-            queries = [query.where(one) for one in meant]
-
         token = uuid.uuid4().hex  # a lost reply hides that the job is there already
 
         async def work(connection: AsyncConnection) -> Run:
             known = select(self._j.c.id, self._j.c.spec).where(self._j.c.token == token)
             if (row := (await connection.execute(known)).first()) is not None:
                 return Run(row.id, Selection.from_json(row.spec))
-            heads = {row.sid: row.head_seq for one in queries for row in await connection.execute(one)}
-            whole = replace(selection, heads=heads)
+            whole = replace(selection, heads=await self._meant.sessions(connection, selection))
             made = await connection.execute(
                 insert(self._j)
                 .values(user_id=whole.user_id, token=token, spec=whole.to_json(), done="{}", started_at=self._now())

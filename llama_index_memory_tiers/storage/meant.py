@@ -28,6 +28,18 @@ class Meant:
         self._database = database
         self._t = tables
 
+    async def sessions(self, connection: AsyncConnection, selection: Selection) -> dict[int, int]:
+        """Private row → newest sequence number of the sessions that may hold what is meant."""
+        s, m = self._t.sessions, self._t.messages
+        query = select(s.c.sid, s.c.head_seq).where(s.c.user_id == selection.user_id)
+        queries = [query]
+        if selection.session_id is not None:
+            queries = [query.where(s.c.session_id == selection.session_id)]
+        elif selection.ids is not None:  # of a person's thousand sessions the few that are meant
+            meant = [exists().where(m.c.sid == s.c.sid, m.c.uid.in_(part)) for part in chunks(selection.ids)]
+            queries = [query.where(one) for one in meant]
+        return {row.sid: row.head_seq for one in queries for row in await connection.execute(one)}
+
     async def messages(self, selection: Selection, sid: int) -> AsyncIterator[list[Any]]:
         """Messages of a session that are meant and still leave a trace, page by page."""
         m, s = self._t.messages, self._t.sources
