@@ -26,6 +26,16 @@ _ORDER = re.compile(
 )
 
 
+# One of these stands in whatever `_ORDER` finds: looking for them takes a fifth of its time, and most texts have none.
+_SIGNS = (
+    "<", "[inst]", "[/inst]", "ignore", "disregard", "forget", "override", "bypass", "system", "you are now",
+    "jailbreak", "developer", "instruction", "reveal", "print", "repeat", "leak", "do not ", "tool", "function",
+    "assistant", "忽略", "无视", "忘记", "忘掉", "不要理会", "绕过", "提示词", "你现在是", "告诉用户", "系统", "工具",
+)  # fmt: skip
+# Letters that `re.IGNORECASE` takes for an i, and `casefold` does not.
+_DOTS = str.maketrans("\u0130\u0131", "ii")
+
+
 def looks_like_instruction(text: str) -> bool:
     """Whether a stored text reads like an instruction to the model rather than like something that was said.
 
@@ -35,4 +45,5 @@ def looks_like_instruction(text: str) -> bool:
     Returns:
         A guess by phrases of known attacks, English and Chinese; used to mark such a text, never to refuse it.
     """
-    return _ORDER.search(text) is not None
+    folded = text.translate(_DOTS).casefold()
+    return any(sign in folded for sign in _SIGNS) and _ORDER.search(text) is not None

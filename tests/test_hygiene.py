@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from llama_index_memory_tiers import (
     Storage,
     TieredMemory,
     VectorMemoryBlock,
+    instructions,
     read_chat_file,
 )
 from llama_index_memory_tiers.instructions import NOT_AN_INSTRUCTION, looks_like_instruction
@@ -297,6 +298,25 @@ async def test_a_stored_instruction_is_inert_and_marked_in_every_tier(storage: S
 )  # fmt: skip
 def test_what_people_say_is_not_taken_for_an_instruction(sentence: str) -> None:
     assert not looks_like_instruction(sentence)
+
+
+_PIECES = st.sampled_from(
+    [
+        "ignore", "previous", "instructions", "override", "the", "rules", "system", "prompt", "you are now", "new",
+        "developer mode", "reveal", "keys", "do not tell the user", "<", "/", "memory", "message", "<|", "|>", "[INST]",
+        "[/INST]", "<<SYS>>", "#", "tool", "result", "function", "assistant", "output", ":", "：", '"role"', "'tool'",
+        "tool_call_id", "忽略", "以上", "指令", "系统", "你的", "提示词", "你现在是", "别", "告诉用户", "工具", "返回结果",
+        "\n", " ", "_", "a", "我", "\u0130", "\u0131", "\u017f", "\u212a",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(_PIECES, max_size=8), st.sampled_from([str, str.upper, str.title]))
+def test_no_order_is_missed_for_want_of_a_sign(pieces: list[str], cased: Callable[[str], str]) -> None:
+    for joint in ("", " "):
+        text = cased(joint.join(pieces))
+        for spelt in (text, text.replace("i", "\u0131").replace("I", "\u0130").replace("s", "\u017f")):
+            assert looks_like_instruction(spelt) == (instructions._ORDER.search(spelt) is not None)
 
 
 async def test_a_context_that_comes_back_teaches_nothing_new(storage: Storage) -> None:
