@@ -32,6 +32,10 @@ class _State:
     rev: int
 
 
+_Known = tuple[_State | None, Any]
+"""How far the records were, and what was made of them."""
+
+
 class Made:
     """Keeps what was made for the owners last asked about; a value is never changed, so threads and loops may share it.
 
@@ -45,7 +49,7 @@ class Made:
         self._database = database
         self._o = tables.owners
         self._parts = parts
-        self._kept: OrderedDict[Key, tuple[_State | None, Any]] = OrderedDict()
+        self._kept: OrderedDict[Key, _Known] = OrderedDict()
 
     def drop(self, owners: Collection[str]) -> None:
         """Let go of what was made for these owners."""
@@ -58,24 +62,26 @@ class Made:
 
     async def remembered(self, key: Key, make: Callable[[], Awaitable[Any]]) -> Any:
         """See `OwnerReader.remembered`."""
+        return await self._current(key, lambda _known, _state: make())
+
+    async def followed(self, key: Key, kinds: Sequence[str], take: Take) -> Any:
+        """See `OwnerReader.followed`."""
+
+        async def renew(known: _Known | None, state: _State | None) -> Any:
+            if known is None or known[0] is None or state is None or known[0].epoch != state.epoch:
+                return await take(None, await self._parts.of_kinds(key[0], key[1], kinds))
+            return await take(known[1], await self._parts.changed(key[0], key[1], kinds, known[0].rev))
+
+        return await self._current(key, renew)
+
+    async def _current(self, key: Key, renew: Callable[[_Known | None, _State | None], Awaitable[Any]]) -> Any:
+        """What is kept if the records are as they were, else what is made of it and of how they are."""
         # Before what is read, so that a change in between is seen the next time.
         state = await self._state(key[0])
         known = self._kept.get(key)
         if known is not None and known[0] == state:
             return self._keep(key, state, known[1])
-        return self._keep(key, state, await make())
-
-    async def followed(self, key: Key, kinds: Sequence[str], take: Take) -> Any:
-        """See `OwnerReader.followed`."""
-        state = await self._state(key[0])
-        known = self._kept.get(key)
-        if known is not None and known[0] == state:
-            return self._keep(key, state, known[1])
-        if known is None or known[0] is None or state is None or known[0].epoch != state.epoch:
-            found = await self._parts.of_kinds(key[0], key[1], kinds)
-            return self._keep(key, state, await take(None, found))
-        changed = await self._parts.changed(key[0], key[1], kinds, known[0].rev)
-        return self._keep(key, state, await take(known[1], changed))
+        return self._keep(key, state, await renew(known, state))
 
     def _keep(self, key: Key, state: _State | None, value: Any) -> Any:
         self._kept.pop(key, None)  # not moved: another thread may have let it go
