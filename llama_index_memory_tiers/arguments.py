@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from llama_index.core.utils import get_tokenizer
 
 from llama_index_memory_tiers.budget import TokenBudget, TokenCounter, usual_flush
-from llama_index_memory_tiers.checks import check_number, check_whole
+from llama_index_memory_tiers.checks import check_number, check_whole, repeated
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.retention import checked_policies
@@ -271,7 +270,7 @@ def _checked_blocks(blocks: Any) -> list[BaseMemoryBlock[Any]]:
                 allowed="Each is an instance of a BaseMemoryBlock.",
                 remedy="Create the block, as in memory_blocks=[VectorMemoryBlock()].",
             )
-    twice = sorted(name for name, times in Counter(block.name for block in found).items() if times > 1)
+    twice = repeated(block.name for block in found)
     if twice:
         raise ConfigurationError(
             f"memory_blocks has several blocks named {', '.join(map(repr, twice))}.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
@@ -163,6 +164,11 @@ def check_number(name: str, value: Any, *, least: float, most: float) -> float:
             remedy=f"Pass such a number, or leave {name} out.",
         )
     return float(value)
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Names that stand more than once, in order."""
+    return sorted(name for name, times in Counter(names).items() if times > 1)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.memory.types import BaseMemory
 
 from llama_index_memory_tiers.chats import ROLES, ChatTurn, RecallQuestion
+from llama_index_memory_tiers.checks import repeated
 from llama_index_memory_tiers.errors import ConfigurationError
 
 MakeMemory = Callable[[str, int], BaseMemory]
@@ -43,7 +43,7 @@ def check_messages(turns: Sequence[ChatTurn]) -> None:
                 allowed=f"Messages are ChatTurns whose role is one of {', '.join(ROLES)}.",
                 remedy="Correct it, or read the chat by read_chat_file.",
             )
-    twice = sorted(name for name, times in Counter(turn.id for turn in turns).items() if times > 1)
+    twice = repeated(turn.id for turn in turns)
     if twice:
         raise ConfigurationError(
             f"messages has several with id={twice[0]!r}.",
