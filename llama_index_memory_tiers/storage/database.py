@@ -9,6 +9,7 @@ import ssl
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from sqlalchemy import event
@@ -36,6 +37,8 @@ FIRST_PAUSE_SECONDS = 0.01
 LONGEST_PAUSE_SECONDS = 1.0
 # Serialisation failure, deadlock, lock not available, administrator shutdown, cannot connect now.
 _RETRY_STATES = ("40001", "40P01", "55P03", "57P01", "57P03")
+# What opening itself reads and writes, on whatever loop, does not wait for the opening.
+_being_opened: ContextVar[Database | None] = ContextVar("_being_opened", default=None)
 
 
 class _Unstoppable(asyncio.Task[T]):
@@ -152,20 +155,22 @@ class Database:
             return False
 
     async def _open(self) -> None:
-        """Run `on_open` before the first work; many first uses at once wait for one."""
-        if self._opened or self.on_open is None:
+        """Run `on_open` and `after_open` before the first work; many first uses at once wait for one."""
+        if self._opened or self.on_open is None or _being_opened.get() is self:
             return
         async with self._opening.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            first = not self._opened
-            if first:
-                await self.on_open()
-                self._opened = True
-        if first and self.after_open is not None:
-            try:
+            if not self._opened:
+                await self._open_now(self.on_open)
+
+    async def _open_now(self, on_open: Callable[[], Awaitable[None]]) -> None:
+        mine = _being_opened.set(self)
+        try:
+            await on_open()
+            if self.after_open is not None:
                 await self.after_open()
-            except BaseException:
-                self._opened = False  # the next use tries again
-                raise
+        finally:
+            _being_opened.reset(mine)
+        self._opened = True
 
     async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
         if self.closed:

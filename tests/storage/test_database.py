@@ -417,6 +417,48 @@ async def test_a_users_engine_is_shared_and_left_as_it_was(engine: AsyncEngine, 
     assert await _theirs(engine, "SELECT x FROM mine") == [7]
 
 
+async def test_no_read_passes_an_opening_that_another_loop_has_not_finished(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier process left to be forgotten must be gone before anything is read, whoever opens."""
+    begun, may_go_on, finished = threading.Event(), threading.Event(), []
+
+    async def finish_slowly() -> None:
+        begun.set()
+        await asyncio.to_thread(may_go_on.wait, 30)
+        await storage.log.session("", "s")  # opening reads on its own account
+        finished.append(True)
+
+    monkeypatch.setattr(storage._database, "after_open", finish_slowly)
+    writing = asyncio.create_task(put(storage, "a"))  # a write opens in a thread of its own
+    await asyncio.to_thread(begun.wait, 30)
+    reading = asyncio.create_task(storage.log.session("", "s"))
+    await asyncio.wait({reading}, timeout=0.05)
+    assert not reading.done()
+    may_go_on.set()
+    await asyncio.gather(writing, reading)
+    assert finished
+
+
+async def test_an_opening_that_failed_is_tried_again_by_the_next_use(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [StorageError("not yet", allowed="later", remedy="again")]
+    finish = storage._database.after_open
+    assert finish is not None
+
+    async def finish_late() -> None:
+        if failures:
+            raise failures.pop()
+        await finish()
+
+    monkeypatch.setattr(storage._database, "after_open", finish_late)
+    with pytest.raises(StorageError, match="not yet"):
+        await put(storage, "a")
+    await put(storage, "a")
+    assert await uids(storage) == ["a"]
+
+
 async def test_a_users_engine_may_have_a_transaction_open_beside_ours(engine: AsyncEngine, storage_kind: str) -> None:
     await _theirs(engine, "DROP TABLE IF EXISTS beside", "CREATE TABLE beside (x INTEGER)")
     async with Storage(engine=engine, table_name="ours_beside_theirs") as storage:
