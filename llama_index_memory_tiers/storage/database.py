@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-import ssl
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -26,6 +25,7 @@ from llama_index_memory_tiers.errors import (
 )
 from llama_index_memory_tiers.portal import writer
 from llama_index_memory_tiers.storage.addresses import Address
+from llama_index_memory_tiers.storage.faults import as_storage_error, passing
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
@@ -35,8 +35,6 @@ CHECKPOINT_MILLISECONDS = 2000  # a reader is waited for so long before its page
 MAX_TRIES = 10
 FIRST_PAUSE_SECONDS = 0.01
 LONGEST_PAUSE_SECONDS = 1.0
-# Serialisation failure, deadlock, lock not available, administrator shutdown, cannot connect now.
-_RETRY_STATES = ("40001", "40P01", "55P03", "57P01", "57P03")
 # What opening itself reads and writes, on whatever loop, does not wait for the opening.
 _being_opened: ContextVar[Database | None] = ContextVar("_being_opened", default=None)
 
@@ -197,8 +195,8 @@ class Database:
             except IntegrityError:
                 raise  # the caller knows what a duplicate means
             except (DBAPIError, OSError) as error:
-                if not _passing(error, server=not self.sqlite):
-                    raise _as_storage_error(error) from getattr(error, "orig", None)
+                if not passing(error, server=not self.sqlite):
+                    raise as_storage_error(error) from getattr(error, "orig", None)
                 last = getattr(error, "orig", None) or error
         raise StorageUnavailableError(
             f"The database did not answer ({type(last).__name__}) in {MAX_TRIES} tries.",
@@ -368,39 +366,3 @@ def _pragmas(connection: Any, _: Any) -> None:
     cursor.execute("PRAGMA secure_delete=ON")  # what is forgotten is overwritten in the file as well
     cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_SECONDS * 1000}")
     cursor.close()
-
-
-def _passing(error: DBAPIError | OSError, *, server: bool) -> bool:
-    """A fault that a repeat may outlive: locks, deadlocks, lost connections, a server that is being restarted."""
-    if isinstance(error, OSError):
-        # A server that is away shows in many ways: no socket file, no route, no name for the moment.
-        lasting = ssl.SSLError | PermissionError if server else OSError
-        return isinstance(error, ConnectionError | TimeoutError) or not isinstance(error, lasting)
-    if error.connection_invalidated:
-        return True
-    original = error.orig
-    state = str(getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or "")
-    if state.startswith("08") or state in _RETRY_STATES:
-        return True
-    words = str(original).lower()
-    return any(sign in words for sign in ("is locked", "is busy", "connection is closed", "connection was closed"))
-
-
-_NO_DATABASE = ("file is not a database", "database disk image is malformed", "malformed database schema")
-
-
-def _as_storage_error(error: DBAPIError | OSError) -> StorageError:
-    """Convert without the statement's parameters, which hold users' text."""
-    original = getattr(error, "orig", None) or error
-    first_line = str(original).partition("\n")[0][:200]
-    if first_line.startswith(_NO_DATABASE):
-        return StorageError(
-            f"The file is not a SQLite database, or it is damaged ({first_line}).",
-            allowed="It is a database file that SQLite can read to its end.",
-            remedy="Restore a backup, or recover it with sqlite3 .recover; nothing of this call was stored.",
-        )
-    return StorageError(
-        f"The database refused a statement ({type(original).__name__}: {first_line}).",
-        allowed="The disk must be writable and the schema the one that this package made.",
-        remedy="Check disk, permissions and table name; nothing of this call was stored.",
-    )
