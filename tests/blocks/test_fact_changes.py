@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -73,17 +73,6 @@ def fact(subject: str, relation: str, value: str, *, said: Sequence[int] = (1,),
         "said": list(said),
         **more,
     }
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def storage(tmp_path: Path, clock: Clock) -> AsyncIterator[Storage]:
-    async with Storage(tmp_path / "facts.db", clock=clock) as opened:
-        yield opened
 
 
 def make(storage: Storage, *answers: Any, user: str = "maya", **fields: Any) -> tuple[TieredMemory, Facts]:

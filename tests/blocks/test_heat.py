@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,17 +53,6 @@ from llama_index_memory_tiers.records import Record, Scope
 
 CAT, TRAIN, SOUP = TOPICS["cat"], TOPICS["train"], TOPICS["soup"]
 COUNTER = TokenCounter(str.split, name="words")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def storage(tmp_path: Path, clock: Clock) -> AsyncIterator[Storage]:
-    async with Storage(tmp_path / "memory.db", clock=clock) as opened:
-        yield opened
 
 
 class Heard(BaseEventHandler):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from heat_doubles import TOPICS, Clock, block, memory, reader, said, talk
+from heat_doubles import TOPICS, block, memory, reader, said, talk
 from llama_index.core.base.embeddings.base import BaseEmbedding
 
 from llama_index_memory_tiers import HeatMemoryBlock, Storage, TieredMemory, VectorMemoryBlock, failpoints
@@ -20,17 +20,6 @@ CAT, TRAIN, SOUP = TOPICS["cat"], TOPICS["train"], TOPICS["soup"]
 OLD = HashEmbedding(dims=512)
 PULSES = ("Would a chickpea curry taste nice?", "Chickpea curry with rice, beans and spices.")
 ASKED = "Which nourishment did the animal doctor suggest for the kitten?"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def storage(request: pytest.FixtureRequest, make_storage: Any, clock: Clock) -> Storage:
-    made: Storage = make_storage(getattr(request, "param", "file"), clock=clock)
-    return made
 
 
 everywhere = pytest.mark.parametrize("storage", ["file", "postgres"], indirect=True)

@@ -18,17 +18,6 @@ SAID = "The assistant recommends fifty grams of dry food a day."
 ASKED = "What does the assistant recommend about dry food?"
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def storage(request: pytest.FixtureRequest, make_storage: Any, clock: Clock) -> Storage:
-    opened: Storage = make_storage(getattr(request, "param", "file"), clock=clock)
-    return opened
-
-
 everywhere = pytest.mark.parametrize("storage", ["file", "postgres"], indirect=True)
 
 

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from pathlib import Path
 
@@ -25,17 +25,6 @@ from llama_index_memory_tiers.records import Scope
 from tests.doubles import Clock, said
 
 SECRET = "hunter2secretvalue"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def storage(tmp_path: Path, clock: Clock) -> AsyncIterator[Storage]:
-    async with Storage(tmp_path / "journal.db", clock=clock) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,17 +47,6 @@ LABELLED = [
     ("Here is the API key for the service.", "conversations", False),
     ("A prefix fixture is affixed.", "conversations", False),
 ]
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def storage(tmp_path: Path, clock: Clock) -> AsyncIterator[Storage]:
-    async with Storage(tmp_path / "m.db", clock=clock) as opened:
-        yield opened
 
 
 def memory_of(storage: Storage, user: str = "ann", session: str = "s", **block: Any) -> TieredMemory:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from llama_index_memory_tiers import ConfigurationError, Storage, TieredMemory, WorkingMemoryBlock
 from llama_index_memory_tiers.blocks.working import WorkingMemory
-from tests.doubles import Clock, rows, said
-
-
-@pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
-    async with Storage(tmp_path / "working.db", clock=Clock()) as opened:
-        yield opened
+from tests.doubles import rows, said
 
 
 def memory_of(storage: Storage, user: str | None = "ann", session: str = "s1", **fields: object) -> TieredMemory:
