@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import pytest
-from sqlalchemy import text
+from sqlalchemy import bindparam, column, select, table, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -191,6 +192,49 @@ async def test_other_faults_are_reported_at_once_without_the_parameters(
 
 def _chain(error: BaseException | None) -> list[str]:
     return [] if error is None else [repr(error), str(error), *_chain(error.__cause__)]
+
+
+async def test_rows_of_a_frequent_statement_are_those_that_any_read_finds(storage: Storage) -> None:
+    await storage.aopen()
+    for uid in "abc":
+        await put(storage, uid)
+    messages = storage._tables.messages
+    query = select(messages.c.seq, messages.c.uid, messages.c.meta).where(messages.c.seq > bindparam("after"))
+    for after in (0, 1, 3, 0):
+        values = {"after": after}
+
+        async def read(connection: AsyncConnection, values: dict[str, Any] = values) -> list[Any]:
+            return [tuple(row) for row in await connection.execute(query, values)]
+
+        found = await storage._database.rows(query, values)
+        assert [tuple(row) for row in found] == await storage._database.read(read)
+    assert [row[1] for row in found] == ["a", "b", "c"]
+
+
+@pytest.mark.usefixtures("quick_retries")
+async def test_a_frequent_statement_outlives_passing_faults_too(
+    make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = await make_storage("file").aopen()
+    await put(storage, "a")
+    real, locked = aiosqlite.Connection.execute_fetchall, iter(2 * [sqlite3.OperationalError("database is locked")])
+
+    async def busy(self: Any, *args: Any) -> Any:
+        for error in locked:
+            raise error
+        return await real(self, *args)
+
+    monkeypatch.setattr(aiosqlite.Connection, "execute_fetchall", busy)
+    assert len((await storage.log.window("", "s")).messages) == 1
+    assert next(locked, None) is None
+
+
+async def test_a_frequent_statement_that_fails_tells_nothing_of_its_parameters(storage: Storage) -> None:
+    await storage.aopen()
+    query = select(table("nowhere", column("x"))).where(column("x") == bindparam("x"))
+    with pytest.raises(StorageError, match="refused a statement") as caught:
+        await storage._database.rows(query, {"x": SECRET})
+    assert SECRET not in "".join(_chain(caught.value))
 
 
 async def test_an_error_of_the_work_itself_rolls_back_and_comes_through(storage: Storage) -> None:
