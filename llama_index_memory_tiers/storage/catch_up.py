@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import and_, bindparam, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.copies import many_objects
@@ -98,29 +99,26 @@ class OwnerIndexes:
         after = {"rev": index.rev, "id": _LAST_ID}
         found: list[Any] = []
         while True:
-            rows = await self._database.rows(
-                self._catch_up, {"owner": owner, "model": model, "limit": _PAGE_ROWS, **after}
-            )
+            rows = await self._page({"owner": owner, "model": model, "limit": _PAGE_ROWS, **after})
             if not rows:
                 return None
-            owner_epoch, owner_rev = rows[0][:2]
-            if epoch not in (None, owner_epoch):
+            if epoch not in (None, rows[0].owner_epoch):
                 # Forgotten: load anew.
                 index, epoch, after, found = OwnerIndex(), None, {"rev": 0, "id": _LAST_ID}, []
                 continue
-            index.epoch = epoch = owner_epoch
-            page = [row for row in rows if row[2] is not None]
+            index.epoch = epoch = rows[0].owner_epoch
+            page = [row for row in rows if row.id is not None]
             found += page
             if len(page) < _PAGE_ROWS:
                 break
-            after = {"id": page[-1][2], "rev": page[-1][3]}
+            after = {"rev": page[-1].rev, "id": page[-1].id}
         failpoints.reach("index.read")
         if len(found) > _THREAD_ROWS:
             await asyncio.to_thread(_take_in, index, found)
         elif found:
             _take_in(index, found)
         # The last statement saw every change up to the revision that it read with them.
-        index.rev = max(index.rev, owner_rev)
+        index.rev = max(index.rev, rows[0].owner_rev)
         return index, len(found)
 
     def _pack_soon(self, index: OwnerIndex, owner: str, model: str) -> None:
@@ -137,6 +135,14 @@ class OwnerIndexes:
         here = asyncio.get_running_loop()
         mine = [task for task in self._packing if task.get_loop() is here]
         await asyncio.gather(*mine, return_exceptions=True)
+
+    async def _page(self, values: Mapping[str, Any]) -> Sequence[Any]:
+        async def work(connection: AsyncConnection) -> Sequence[Any]:
+            found = await connection.execute(self._catch_up, dict(values))
+            with many_objects():
+                return found.all()
+
+        return await self._database.read(work)
 
     def _catch_up_query(self) -> Any:
         s = self._tables

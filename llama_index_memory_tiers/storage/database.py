@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-import sqlite3
-import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, event
+from sqlalchemy import event
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from llama_index_memory_tiers import failpoints
-from llama_index_memory_tiers.copies import many_objects
 from llama_index_memory_tiers.errors import (
     ConfigurationError,
     StorageClosedError,
@@ -26,13 +23,13 @@ from llama_index_memory_tiers.errors import (
     StorageUnavailableError,
 )
 from llama_index_memory_tiers.portal import writer
+from llama_index_memory_tiers.storage import sqlite
 from llama_index_memory_tiers.storage.addresses import Address
 from llama_index_memory_tiers.storage.faults import as_storage_error, passing
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
 
-BUSY_TIMEOUT_SECONDS = 30
 CHECKPOINT_MILLISECONDS = 2000  # a reader is waited for so long before its pages stay
 MAX_TRIES = 10
 FIRST_PAUSE_SECONDS = 0.01
@@ -80,7 +77,6 @@ class Database:
         self.after_open: Callable[[], Awaitable[None]] | None = None
         self.closed = False
         self.statements = 0
-        self._compiled: dict[Any, Any] = {}
 
     async def read(self, work: Work[T], *, opening: bool = False) -> T:
         """Run reading work on a borrowed connection.
@@ -98,48 +94,6 @@ class Database:
         if not opening:
             await self._open()
         return await self._finish(self._retrying(self._reading, work))
-
-    async def rows(self, statement: Select[Any], values: Mapping[str, Any]) -> Sequence[Any]:
-        """Read the rows of a statement that is asked again and again.
-
-        Args:
-            statement: The same object each time; its columns need no conversion.
-            values: Of its parameters.
-
-        Returns:
-            Rows, to be read by position.
-
-        Raises:
-            StorageUnavailableError: The database did not answer after all retries.
-        """
-
-        async def work(connection: AsyncConnection) -> Sequence[Any]:
-            if connection.dialect.driver == "aiosqlite":
-                return await self._in_one_trip(connection, statement, values)
-            found = await connection.execute(statement, values)
-            with many_objects():
-                rows: Sequence[Any] = found.all()
-            return rows
-
-        return await self.read(work)
-
-    async def _in_one_trip(
-        self, connection: AsyncConnection, statement: Select[Any], values: Mapping[str, Any]
-    ) -> Sequence[Any]:
-        """Ask SQLite's thread once; SQLAlchemy's cursor goes there four times, which costs more than the answer."""
-        if statement not in self._compiled:
-            self._compiled[statement] = statement.compile(dialect=connection.dialect)
-        compiled = self._compiled[statement]
-        known, order = compiled.construct_params(dict(values)), compiled.positiontup
-        driver: Any = (await connection.get_raw_connection()).driver_connection
-        self.statements += 1
-        try:
-            rows: Sequence[Any] = await driver.execute_fetchall(compiled.string, [known[name] for name in order])
-        except sqlite3.Error as error:
-            raise DBAPIError.instance(
-                compiled.string, None, error, sqlite3.Error, hide_parameters=True, dialect=connection.dialect
-            ) from error
-        return rows
 
     async def write(self, work: Work[T], *, opening: bool = False) -> T:
         """Run work as one transaction; on passing faults roll back and run the whole again.
@@ -323,14 +277,14 @@ class Database:
     def _create(self) -> AsyncEngine:
         options: dict[str, Any] = {"hide_parameters": True, "pool_size": self._pool_size, "max_overflow": 0}
         if self.sqlite:
-            options |= {"isolation_level": "AUTOCOMMIT", "connect_args": {"timeout": BUSY_TIMEOUT_SECONDS}}
+            options |= {"isolation_level": "AUTOCOMMIT", "connect_args": {"timeout": sqlite.BUSY_TIMEOUT_SECONDS}}
             # Since SQLAlchemy 2.0.43: saves one round trip to the connection's thread per operation.
             if "skip_autocommit_rollback" in inspect.signature(DefaultDialect.__init__).parameters:
                 options["skip_autocommit_rollback"] = True
         engine = create_async_engine(self.address.url, **options)
         drivers = self._drivers[asyncio.get_running_loop()] = weakref.WeakSet()
         if self.sqlite:
-            event.listen(engine.sync_engine, "connect", _pragmas)
+            event.listen(engine.sync_engine, "connect", sqlite.prepare)
             event.listen(engine.sync_engine, "connect", lambda connection, _: drivers.add(connection.driver_connection))
         return engine
 
@@ -350,7 +304,7 @@ class Database:
             loop.call_soon_threadsafe(lambda: _Unstoppable(self._dispose(loop, engine), loop=loop))
             return
         engine.sync_engine.dispose(close=False)
-        _stop(list(drivers))
+        sqlite.stop(list(drivers))
 
     async def _dispose(self, loop: asyncio.AbstractEventLoop, engine: AsyncEngine) -> None:
         await self._settle(loop)
@@ -387,27 +341,8 @@ def _closed() -> StorageClosedError:
     )
 
 
-def _stop(drivers: Sequence[Any]) -> None:
-    """Close SQLite connections; each does it in its own thread, after what it was asked before."""
-    stops = [driver.stop for driver in drivers if hasattr(driver, "stop")]  # aiosqlite from 0.22
-    if stops:
-        # In a thread without a loop, as each would report to the loop of its caller.
-        helper = threading.Thread(target=lambda: [stop() for stop in stops], daemon=True)
-        helper.start()
-        helper.join()
-
-
 async def _quietly(undo: Awaitable[Any]) -> None:
     try:
         await undo
     except (DBAPIError, OSError):
         return
-
-
-def _pragmas(connection: Any, _: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA secure_delete=ON")  # what is forgotten is overwritten in the file as well
-    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_SECONDS * 1000}")
-    cursor.close()

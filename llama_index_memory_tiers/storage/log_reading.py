@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import String, and_, bindparam, case, cast, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llama_index_memory_tiers.copies import many_objects
 from llama_index_memory_tiers.records import Place, StoredMessage
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.rows import (
@@ -89,10 +90,11 @@ class LogReader:
         self._window = (
             select(s.c.sid, s.c.head_seq, s.c.window_rev, rev.label("owner_rev"), *self._columns)
             .select_from(
-                s.outerjoin(m, and_(m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.seq > bindparam("after")))
-                # Come along to tell whether a remembered recall is still the newest.
-                .outerjoin(o, o.c.owner == bindparam("owner"))
+                # The revision tells whether a remembered recall is still the newest. Messages are joined last: SQLite
+                # goes by this order, and would look the owners up again for each message.
+                s.outerjoin(o, o.c.owner == bindparam("owner"))
                 .outerjoin(alone, alone.c.owner == literal("s:") + cast(s.c.sid, String))
+                .outerjoin(m, and_(m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.seq > bindparam("after")))
             )
             .where(mine)
             .order_by(m.c.seq)
@@ -188,8 +190,13 @@ class LogReader:
         return window
 
     async def _read_window(self, user_id: str, session_id: str, after: int) -> Sequence[Any]:
-        values = {"u": user_id, "s": session_id, "after": after, "owner": f"u:{user_id}"}
-        return await self._database.rows(self._window, values)
+        async def work(connection: AsyncConnection) -> Sequence[Any]:
+            values = {"u": user_id, "s": session_id, "after": after, "owner": f"u:{user_id}"}
+            found = await connection.execute(self._window, values)
+            with many_objects():
+                return found.all()
+
+        return await self._database.read(work)
 
     async def read(
         self,

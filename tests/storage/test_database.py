@@ -15,7 +15,7 @@ from typing import Any
 
 import aiosqlite
 import pytest
-from sqlalchemy import bindparam, column, select, table, text
+from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -194,47 +194,40 @@ def _chain(error: BaseException | None) -> list[str]:
     return [] if error is None else [repr(error), str(error), *_chain(error.__cause__)]
 
 
-async def test_rows_of_a_frequent_statement_are_those_that_any_read_finds(storage: Storage) -> None:
-    await storage.aopen()
-    for uid in "abc":
-        await put(storage, uid)
-    messages = storage._tables.messages
-    query = select(messages.c.seq, messages.c.uid, messages.c.meta).where(messages.c.seq > bindparam("after"))
-    for after in (0, 1, 3, 0):
-        values = {"after": after}
-
-        async def read(connection: AsyncConnection, values: dict[str, Any] = values) -> list[Any]:
-            return [tuple(row) for row in await connection.execute(query, values)]
-
-        found = await storage._database.rows(query, values)
-        assert [tuple(row) for row in found] == await storage._database.read(read)
-    assert [row[1] for row in found] == ["a", "b", "c"]
-
-
-@pytest.mark.usefixtures("quick_retries")
-async def test_a_frequent_statement_outlives_passing_faults_too(
+async def test_each_statement_goes_to_the_thread_of_sqlite_once(
     make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = await make_storage("file").aopen()
     await put(storage, "a")
-    real, locked = aiosqlite.Connection.execute_fetchall, iter(2 * [sqlite3.OperationalError("database is locked")])
+    trips, real = [], aiosqlite.Connection._execute
 
-    async def busy(self: Any, *args: Any) -> Any:
-        for error in locked:
-            raise error
-        return await real(self, *args)
+    async def counted(self: Any, *args: Any) -> Any:
+        trips.append(args)
+        return await real(self, *args)  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(aiosqlite.Connection, "execute_fetchall", busy)
-    assert len((await storage.log.window("", "s")).messages) == 1
-    assert next(locked, None) is None
+    monkeypatch.setattr(aiosqlite.Connection, "_execute", counted)
+    await storage.log.window("", "s")
+    assert len(trips) == 1
+    trips.clear()
+    before = storage._database.statements
+    await put(storage, "b")
+    assert len(trips) == storage._database.statements - before
 
 
-async def test_a_frequent_statement_that_fails_tells_nothing_of_its_parameters(storage: Storage) -> None:
+async def test_a_statement_says_how_many_rows_it_changed_and_what_it_returned(storage: Storage) -> None:
     await storage.aopen()
-    query = select(table("nowhere", column("x"))).where(column("x") == bindparam("x"))
-    with pytest.raises(StorageError, match="refused a statement") as caught:
-        await storage._database.rows(query, {"x": SECRET})
-    assert SECRET not in "".join(_chain(caught.value))
+    owners = storage._tables.owners
+    named = [{"owner": name, "epoch": 0, "rev": 0} for name in ("u:a", "u:b", "u:c")]
+
+    async def work(connection: AsyncConnection) -> list[Any]:
+        await connection.execute(insert(owners), named)
+        changed = await connection.execute(update(owners).where(owners.c.owner != "u:b").values(rev=7))
+        gone = await connection.execute(delete(owners).where(owners.c.rev == 7).returning(owners.c.owner))
+        none = await connection.execute(delete(owners).where(owners.c.rev == 7))
+        left = await connection.execute(select(owners.c.owner))
+        return [changed.rowcount, sorted(gone.scalars()), none.rowcount, left.scalar_one()]
+
+    assert await storage._database.write(work) == [2, ["u:a", "u:c"], 0, "u:b"]
 
 
 async def test_an_error_of_the_work_itself_rolls_back_and_comes_through(storage: Storage) -> None:
