@@ -10,7 +10,7 @@ from typing import NamedTuple
 from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_memory_tiers.budget.counting import STANDS_ALONE, TokenCounter
-from llama_index_memory_tiers.budget.items import LeftOut, Packed, Part, Reason, Row
+from llama_index_memory_tiers.budget.items import Item, LeftOut, Packed, Part, Reason, Row
 from llama_index_memory_tiers.budget.measuring import Meter, Section
 from llama_index_memory_tiers.budget.window_plan import WindowPlan
 from llama_index_memory_tiers.records import Place
@@ -75,7 +75,7 @@ class Packer:
         self._open_sections = 0
         self._shown_rows: set[int] = set()
         self._shown: set[Place] = set()
-        self._quoted: Counter[Place] = Counter()  # How many of the items that are kept show a message word for word.
+        self._quoted: Counter[Place] = Counter()  # how many kept items show a message word for word
         self._drift = 0
         self._overflow = False
         self._loose = False  # Whether a line begins or ends so that `TokenCounter.lines` does not cut there.
@@ -204,28 +204,33 @@ class Packer:
             found.append(_Claim(-1, index))
         for section in self._order:
             kept = self._sections[section].kept
-            found += [c for c in self._claims(section) if c.piece not in kept and not self._said(c)]
+            found += [claim for claim in self._claims(section) if claim.piece not in kept]
         return [*(c for c in found if not self._late(c)), *(c for c in found if self._late(c))]
 
     def _late(self, claim: _Claim) -> bool:
-        return claim.section >= 0 and claim.piece >= 0 and self._sections[claim.section].part.items[claim.piece].late
+        item = self._item(claim)
+        return item is not None and item.late
+
+    def _item(self, claim: _Claim) -> Item | None:
+        section, piece = claim
+        return self._sections[section].part.items[piece] if section >= 0 and piece >= 0 else None
 
     def _redundant(self, claim: _Claim) -> bool:
-        if claim.section < 0 or claim.piece < 0 or self._sections[claim.section].part.priority <= 0:
+        """Whether the window shows all that an item was made of."""
+        item = self._item(claim)
+        if item is None or self._sections[claim.section].part.priority <= 0:
             return False
-        sources = self._sections[claim.section].part.items[claim.piece].sources
-        return bool(sources) and sources <= self._shown
+        return bool(item.sources) and item.sources <= self._shown
 
     def _said(self, claim: _Claim) -> bool:
         """Whether what is left out is redundant, or would quote what is shown; what is kept stays."""
-        quoted = self._quotes(claim) if claim.section >= 0 else ()
-        return self._redundant(claim) or (
-            bool(quoted) and all(place in self._shown or self._quoted[place] for place in quoted)
-        )
+        quoted = self._quotes(claim)
+        shown = bool(quoted) and all(place in self._shown or self._quoted[place] for place in quoted)
+        return shown or self._redundant(claim)
 
     def _quotes(self, claim: _Claim) -> frozenset[Place]:
         """Messages that an item shows word for word."""
-        item = self._sections[claim.section].part.items[claim.piece] if claim.piece >= 0 else None
+        item = self._item(claim)
         return item.sources if item is not None and item.quotes else frozenset()
 
     def _cost(self, claim: _Claim) -> int:
@@ -341,7 +346,7 @@ class Packer:
         slack, trusted = self._slack()
         for claim in self._candidates():
             # Twice popped means that adding it made room for what then left none: leave it out for good.
-            if self._popped.get(claim, 0) > 1:
+            if self._popped.get(claim, 0) > 1 or self._said(claim):
                 continue
             # A template of the user's frames sections in its own way and may leave media out. Whole parts are
             # few: they are always tried.

@@ -420,7 +420,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
                 tokens += waiting[at].tokens
                 at += 1
             known |= {one.hit.id: one for one in await read_found(reader, [hit for hit in part if hit.id not in known])}
-            found = distinct([*found, *(replace(known[hit.id], hit=hit) for hit in part if hit.id in known)])
+            found = distinct([*found, *(known[hit.id].by(hit) for hit in part if hit.id in known)])
             tokens = _tokens(found)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -51,6 +51,10 @@ class Found:
     partition: str | None
     metadata: Mapping[str, Any]
 
+    def by(self, hit: Hit) -> Found:
+        """The same, found by another search."""
+        return self if hit is self.hit else replace(self, hit=hit)
+
     def item(self, line: str, rank: int) -> Item:
         """Offer it for a context; `rank` is its worth where the index gave none."""
         day = day_label(self.said_at)
@@ -65,7 +69,7 @@ class Found:
             sources=self.sources,
             legs=self.hit.legs,
             record_id=self.record_id,
-            quotes=escape(self.text.strip()) in line,  # a long one is cut
+            quotes=self.line in line,  # what a reranker or a template shortened is no quotation
         )
 
     def recollection(self) -> Recollection:
