@@ -5,30 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from weakref import WeakKeyDictionary
 
-from llama_index_memory_tiers.blocks.absorbing import BUSY, Step, absorb, absorb_letter
+from llama_index_memory_tiers.blocks.absorbing import Step, absorb, absorb_letter
 from llama_index_memory_tiers.blocks.consumer import Consumer, Due
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import StorageClosedError
 from llama_index_memory_tiers.events import BlockProgress, FlushReport
+from llama_index_memory_tiers.pacing import Key, Lane, Rests
 from llama_index_memory_tiers.storage import DeadLetter, Session, Storage
 
 _logger = logging.getLogger(__name__)
 
-Key = tuple[str, str]
-"""(user_id or '', session_id)."""
-
-_FIRST_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 60.0
 _DRAINED_USERS = 10_000
 _KNOWN_SESSIONS = 10_000
-# Sessions of a loop that are read at once in the background; what waits, waits in the log and takes no memory.
-_AT_ONCE = 32
 # Words of 100 turns are absorbed in about half a second; an answer does not wait longer for an embedding service.
 _FRESHEN_SECONDS = 2.0
 
@@ -40,31 +32,6 @@ class _Worker:
     loop: asyncio.AbstractEventLoop
     silent_seconds: float = 0.0
     again: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pause:
-    """A block rests after a failure: its siblings and later puts do not wait for it, nor wake it.
-
-    Args:
-        seconds: About how long; doubles with each failure.
-        until: End by the loop's clock, which is the same for all loops of a process.
-        busy: Nothing failed: another worker holds the claim.
-    """
-
-    seconds: float
-    until: float
-    busy: bool
-
-    @classmethod
-    def after(cls, block: BlockProgress, before: _Pause | None, now: float) -> _Pause:
-        seconds = _FIRST_PAUSE_SECONDS
-        if before is not None and not block.absorbed and not block.parked:
-            if before.until > now:
-                return before  # a call that did not wait for its end does not prolong it
-            seconds = min(_LONGEST_PAUSE_SECONDS, before.seconds * 2)
-        until = now + random.uniform(seconds / 2, seconds)  # noqa: S311  # jitter, not a secret
-        return cls(seconds, until, busy=block.error == BUSY)
 
 
 class Delivery:
@@ -101,8 +68,8 @@ class Delivery:
         # Whether every block has its cursor in a session; False when there was no session yet.
         self._attached: OrderedDict[Key, bool] = OrderedDict()
         self._settled: OrderedDict[Key, int] = OrderedDict()
-        self._pauses: OrderedDict[Key, dict[str, _Pause]] = OrderedDict()
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._rests = Rests()
+        self._lane = Lane()
         self._closed = False
 
     @property
@@ -138,6 +105,10 @@ class Delivery:
         return list(roles) == ["user"] and self._settled.get(key, 0) == head_seq - 1
 
     # -- in the background -----------------------------------------------------------------------------------
+
+    def serving(self) -> contextlib.AbstractContextManager[None]:
+        """While a caller waits for a put or a context, background work holds back; see `Lane`."""
+        return self._lane.serving()
 
     def schedule(self, key: Key, *, silent_seconds: float = 0.0) -> None:
         """See to a session soon, on the running loop; several calls are one.
@@ -191,39 +162,18 @@ class Delivery:
 
     async def _run(self, key: Key, worker: _Worker) -> None:
         while True:
-            async with self._slot():
+            async with self._lane.turn():
                 worker.again.clear()
-                await self.deliver(key, silent_seconds=worker.silent_seconds, without=self._resting(key))
-            pauses = self._pauses.get(key)
-            if pauses:
+                await self.deliver(key, silent_seconds=worker.silent_seconds, without=self._rests.of(key))
+            rest = self._rests.left(key)
+            if rest is not None:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    nearest = min(pause.until for pause in pauses.values())
-                    await asyncio.wait_for(worker.again.wait(), max(0.0, nearest - worker.loop.time()))
+                    await asyncio.wait_for(worker.again.wait(), rest)
             elif not worker.again.is_set():
                 # Not only in `_ended`, which runs later: a put in between would wake a worker that has gone home.
                 if self._workers.get(key) is worker:
                     del self._workers[key]
                 return
-
-    def _slot(self) -> asyncio.Semaphore:
-        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
-
-    def _resting(self, key: Key) -> dict[str, _Pause]:
-        now = asyncio.get_running_loop().time()
-        return {name: pause for name, pause in self._pauses.get(key, {}).items() if pause.until > now}
-
-    def _let_rest(self, key: Key, progress: Sequence[BlockProgress]) -> None:
-        """Blocks that failed rest, those that did not rest no more, the others go on as they were."""
-        now = asyncio.get_running_loop().time()
-        pauses = self._pauses.pop(key, {})
-        for block in progress:
-            before = pauses.pop(block.block, None)
-            if block.error is not None:
-                pauses[block.block] = _Pause.after(block, before, now)
-        if pauses:
-            self._pauses[key] = pauses
-            if len(self._pauses) > _KNOWN_SESSIONS:
-                self._pauses.popitem(last=False)
 
     async def catch_up(self, key: Key) -> None:
         """Do now what a background task could not do because its loop was closed."""
@@ -271,8 +221,7 @@ class Delivery:
         slow = set(self.keys).difference(quick)
         for session in await self._storage.log.behind(user_id, quick, asking=asking):
             # Asked for with every context: a service that is down, or does not know us, is left alone meanwhile.
-            pauses = self._resting((user_id, session.session_id))
-            failing = {name for name, pause in pauses.items() if not pause.busy}
+            failing = self._rests.failing((user_id, session.session_id))
             if not quick <= failing:
                 await self._deliver(session, Due(to_head=session.session_id != asking), slow | failing)
 
@@ -290,9 +239,9 @@ class Delivery:
         for session in await self._storage.log.behind(user_id, self.keys):
             silent_seconds = max(0.0, (now - session.last_put_at) / 1e6)
             key = (user_id, session.session_id)
-            async with self._slot():
-                await self._deliver(session, Due(silent_seconds=silent_seconds), self._resting(key))
-            if key in self._pauses:
+            async with self._lane.turn():
+                await self._deliver(session, Due(silent_seconds=silent_seconds), self._rests.of(key))
+            if self._rests.left(key) is not None:
                 self.schedule(key, silent_seconds=silent_seconds)
 
     # -- on request ------------------------------------------------------------------------------------------
@@ -340,7 +289,7 @@ class Delivery:
         total = {consumer.key: BlockProgress(consumer.key) for consumer in self._consumers}
         for session in await self._storage.survey.due(self.keys) if self._consumers else ():
             silent_seconds = max(0.0, (self._storage.now() - session.last_put_at) / 1e6)
-            resting = self._resting((session.user_id, session.session_id))
+            resting = self._rests.of((session.user_id, session.session_id))
             for block in await self._deliver(session, Due(silent_seconds=silent_seconds), resting):
                 total[block.block] = _sum(total[block.block], block)
         return FlushReport(tuple(total.values()))
@@ -378,7 +327,7 @@ class Delivery:
             due = replace(due, flushed_until=await self._storage.log.flushed_until(session.sid))
         working = [consumer for consumer in self._consumers if consumer.key not in without]
         progress = await asyncio.gather(*(self._deliver_to(consumer, session, due) for consumer in working))
-        self._let_rest(key, progress)
+        self._rests.after(key, progress)
         self._settled.pop(key, None)
         if not any(block.pending or block.error for block in progress) and len(working) == len(self._consumers):
             self._settled[key] = session.head_seq

@@ -31,8 +31,7 @@ from doubles import (
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
 
-from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory
-from llama_index_memory_tiers import delivery as delivery_module
+from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory, pacing
 from llama_index_memory_tiers.errors import StorageUnavailableError
 from llama_index_memory_tiers.records import Batch
 from llama_index_memory_tiers.storage import DeadLetter
@@ -870,11 +869,36 @@ async def test_a_message_said_long_ago_is_delivered_in_the_order_of_the_puts(mak
     assert (await told(memory.storage)).texts == ["first", "second"]
 
 
+async def test_nothing_is_absorbed_while_a_put_of_another_session_is_under_way(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = RecordingBlock()
+    memory = make(block, delivery="background")
+    await memory.aput(said("user", "before"))
+    real, go_on = memory.storage.log.append, asyncio.Event()
+
+    async def slow(user_id: str, session_id: str, *args: Any, **kwargs: Any) -> Any:
+        if session_id == "slow":
+            await go_on.wait()
+        return await real(user_id, session_id, *args, **kwargs)
+
+    monkeypatch.setattr(memory.storage.log, "append", slow)
+    monkeypatch.setattr(pacing, "_HOLD_BACK_SECONDS", 30)
+    held = asyncio.create_task(memory.for_session("slow").aput(said("user", "held")))
+    await memory.aput(said("assistant", "answer"))
+    await asyncio.wait(memory._shared.delivery._tasks, timeout=0.1)
+    assert block.batches == []
+    go_on.set()
+    await held
+    await settled(memory)
+    assert block.batches == [["before", "answer"]]
+
+
 async def test_deliveries_that_fall_behind_hold_up_no_put_and_wait_in_the_log(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bounded number of sessions is read at once, however many have something to say."""
-    monkeypatch.setattr(delivery_module, "_AT_ONCE", 3)
+    monkeypatch.setattr(pacing, "_AT_ONCE", 3)
     gate = Gate()
     running = most = 0
 

@@ -43,6 +43,8 @@ _PROBES = (
     "31415926535 2026-11-30T06:54:23+00:00 0xFFFF 1,000,000.00",
     "a  b   c        d\n\n\n   e\t\tf ",
 )
+# Counts that are remembered, by digests of their texts: 2 MB.
+_REMEMBERED = 16_384
 STANDS_ALONE = re.compile(r"(?![\s/]).*\S\Z", re.DOTALL)
 
 
@@ -76,6 +78,7 @@ class TokenCounter:
         document: int = 2048,
     ) -> None:
         self._tokenizer_fn = tokenizer_fn
+        self._counts: dict[bytes, int] = {}
         self._media = (
             (ImageBlock, image),
             (AudioBlock, audio),
@@ -166,6 +169,17 @@ class TokenCounter:
             return type(error).__name__
 
     def _count(self, text: str) -> int:
+        """Count a text, or remember it: the lines of a user's memories come again and again, a digest is quicker."""
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        known = self._counts.get(digest)
+        if known is None:
+            known = self._counted(text)
+            if len(self._counts) >= _REMEMBERED:
+                self._counts.clear()
+            self._counts[digest] = known
+        return known
+
+    def _counted(self, text: str) -> int:
         try:
             return len(self._tokenizer_fn(text))
         except ValueError:

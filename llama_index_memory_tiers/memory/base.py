@@ -21,7 +21,7 @@ from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.budget import TokenBudget
 from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.context import ContextBuilder, Settings
-from llama_index_memory_tiers.delivery import Delivery, Key
+from llama_index_memory_tiers.delivery import Delivery
 from llama_index_memory_tiers.entries import EntryMaker
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.events import (
@@ -30,6 +30,7 @@ from llama_index_memory_tiers.events import (
 from llama_index_memory_tiers.forgetting import Forgetter
 from llama_index_memory_tiers.maintenance import Upkeep, maintain
 from llama_index_memory_tiers.memory.shared import Shared
+from llama_index_memory_tiers.pacing import Key
 from llama_index_memory_tiers.presets import with_preset
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction

@@ -43,7 +43,7 @@ class Getting(MemoryBase):
         Raises:
             BudgetError: What must be shown does not fit, and `overflow="raise"`.
         """
-        with span("TieredMemory.aget"):
+        with span("TieredMemory.aget"), self._shared.delivery.serving():
             request = await self._request(input, messages, initial_token_count, block_kwargs)
             return await self._shared.contexts.messages(request)
 

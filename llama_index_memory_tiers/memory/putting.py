@@ -55,7 +55,7 @@ class Putting(MemoryBase):
             InvalidMessageError: It cannot be stored; nothing was.
         """
         made = self._shared.entries.describe(created_at, sent_from, send_to, cause_by)
-        with span("TieredMemory.aput"):
+        with span("TieredMemory.aput"), self._shared.delivery.serving():
             await self._put([message], [uid], made)
 
     async def aput_messages(
@@ -73,7 +73,7 @@ class Putting(MemoryBase):
         The arguments are those of `aput` and hold for all messages; `uids` has one id per message.
         """
         made = self._shared.entries.describe(created_at, sent_from, send_to, cause_by)
-        with span("TieredMemory.aput_messages"):
+        with span("TieredMemory.aput_messages"), self._shared.delivery.serving():
             await self._put(messages, uids, made)
 
     async def _put(

@@ -11,10 +11,11 @@ from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.context import ContextBuilder
-from llama_index_memory_tiers.delivery import Delivery, Key
+from llama_index_memory_tiers.delivery import Delivery
 from llama_index_memory_tiers.entries import EntryMaker
 from llama_index_memory_tiers.forgetting import Forgetter
 from llama_index_memory_tiers.maintenance import Upkeep
+from llama_index_memory_tiers.pacing import Key
 from llama_index_memory_tiers.storage import Storage
 
 _Turns = weakref.WeakValueDictionary[tuple[int, Key], asyncio.Lock]

@@ -143,7 +143,8 @@ class LogReader:
         in_window = select(func.min(m.c.seq)).where(
             m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.role.not_in(("system", "developer"))
         )
-        left = func.coalesce(in_window.scalar_subquery() - 1, s.c.head_seq)
+        # Two levels down nothing is correlated by itself: it would be the window of everybody.
+        left = func.coalesce(in_window.correlate(s).scalar_subquery() - 1, s.c.head_seq)
         wanted = s.c.head_seq if asking is None else case((s.c.session_id == asking, left), else_=s.c.head_seq)
         done = select(func.count()).where(c.c.sid == s.c.sid, c.c.consumer.in_(list(consumers)), c.c.pos >= wanted)
         query = self._of_user.where(done.scalar_subquery() < len(consumers)).order_by(None).order_by(s.c.sid.desc())

@@ -471,6 +471,21 @@ async def test_flushed_until_is_the_last_that_left_the_window_for_good(storage: 
     assert await storage.log.flushed_until(session.sid) == 4
 
 
+async def test_a_session_is_behind_by_what_left_its_own_window_whatever_stands_in_others(storage: Storage) -> None:
+    for user, words in (("ann", "abcd"), ("bob", "efg")):  # of which bob's all stand in his window
+        await storage.log.append(user, "s", entries(*words), now=1, consumers=["block"])
+
+    async def behind(asking: str | None) -> list[str]:
+        return [found.user_id for found in await storage.log.behind("ann", ["block"], asking=asking)]
+
+    assert await behind(None) == ["ann"]
+    assert await behind("s") == []  # all that it said stands in its window
+    await storage.log.archive("ann", "s", [1, 2, 3])
+    assert await behind("s") == ["ann"]
+    await storage.log.append("ann", "other", entries("x"), now=2, consumers=["block"])
+    assert await behind("s") == ["ann", "ann"]
+
+
 async def test_a_recount_renews_counts_and_total(storage: Storage) -> None:
     await put(storage, "a", "b", "c")
     await storage.log.archive("ann", "s", [1])

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -318,7 +317,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         for hit in hits:
             days = 0.0 if hit.said_at is None else (now.timestamp() - hit.said_at) / _DAY_SECONDS
             # What counts against a record does not fade.
-            yield replace(hit, score=hit.score * age_decay(days, self.decay_rate)) if hit.score > 0 else hit
+            yield hit._replace(score=hit.score * age_decay(days, self.decay_rate)) if hit.score > 0 else hit
 
     # -- by hand ---------------------------------------------------------------------------------------------
 

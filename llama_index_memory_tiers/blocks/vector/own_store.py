@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,5 +86,5 @@ def fused(near: Sequence[Hit], worded: Sequence[Hit], limit: int) -> list[Hit]:
     for hit, share in zip(near, shares.tolist(), strict=True):
         known = found.get(hit.id)
         legs = {**({} if known is None else known.legs), "store": hit.score}
-        found[hit.id] = replace(hit, score=share + (0.0 if known is None else known.score), legs=legs)
+        found[hit.id] = hit._replace(score=share + (0.0 if known is None else known.score), legs=legs)
     return sorted(found.values(), key=lambda hit: (-hit.score, hit.id))[:limit]

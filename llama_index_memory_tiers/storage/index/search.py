@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from typing_extensions import Self
@@ -81,9 +81,8 @@ class Corpus:
     lowest: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A record that has to do with the question.
+class Hit(NamedTuple):
+    """A record that has to do with the question; a tuple, as a question has hundreds of them.
 
     Args:
         id: Row id.
@@ -355,14 +354,14 @@ class OwnerIndex:
         names = self._rows.names["speaker"].names
         return [
             Hit(
-                id=id_,
-                score=total,
-                legs={name: values[i] for name, values in parts if values[i]},
-                place=(sid, seq) if sid >= 0 and seq >= 0 else None,
-                tokens=tokens,
-                said_at=said if said == said else None,  # noqa: PLR0124 # NaN is the absent time
-                speaker=names[speaker],
-                similarity=cosines[i],
+                id_,
+                total,
+                {name: values[i] for name, values in parts if values[i]},
+                (sid, seq) if sid >= 0 and seq >= 0 else None,
+                tokens,
+                said if said == said else None,  # noqa: PLR0124 # NaN is the absent time
+                names[speaker],
+                cosines[i],
             )
             for i, (id_, sid, seq, tokens, said, speaker, total) in enumerate(
                 zip(*columns, score[rows].tolist(), strict=True)
