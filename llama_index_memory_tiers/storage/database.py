@@ -221,7 +221,7 @@ class Database:
         # comes near the busy timeout.
         engine = await self._engine()
         async with self._lock(), engine.connect() as connection:
-            await connection.exec_driver_sql("BEGIN IMMEDIATE")
+            await connection.exec_driver_sql(sqlite.BEGIN)
             try:
                 failpoints.reach("transaction.begun")
                 result = await work(connection)

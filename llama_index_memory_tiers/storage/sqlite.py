@@ -11,6 +11,7 @@ import aiosqlite
 from typing_extensions import Self
 
 BUSY_TIMEOUT_SECONDS = 30
+BEGIN = "BEGIN IMMEDIATE"
 
 
 def prepare(connection: Any, _: Any) -> None:
@@ -20,7 +21,8 @@ def prepare(connection: Any, _: Any) -> None:
         connection: As SQLAlchemy's `connect` event passes it.
     """
     driver = connection.driver_connection
-    driver.cursor = lambda: OneTripCursor(driver)
+    waiting: list[str] = []
+    driver.cursor = lambda: OneTripCursor(driver, waiting)
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
@@ -33,16 +35,19 @@ class OneTripCursor:
     """A cursor that asks the connection's thread once a statement, and answers the rest from what it brought.
 
     SQLAlchemy opens a cursor, executes, fetches and closes: with aiosqlite's own cursor these are four trips, which
-    cost more than most statements.
+    cost more than most statements. A transaction begins on the trip of its first statement, and so holds the lock for
+    a shorter time.
 
     Args:
         connection: Of aiosqlite.
+        waiting: What is to be executed before the connection's next statement; shared by its cursors.
     """
 
     arraysize = 1
 
-    def __init__(self, connection: aiosqlite.Connection) -> None:
+    def __init__(self, connection: aiosqlite.Connection, waiting: list[str]) -> None:
         self._connection = connection
+        self._waiting = waiting
         self.description: Any = None
         self.rowcount = -1
         self.lastrowid: int | None = None
@@ -50,6 +55,9 @@ class OneTripCursor:
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Self:
         """Execute a statement and fetch all of its rows."""
+        if sql == BEGIN:
+            self._waiting[:] = [sql]
+            return self
         return await self._ask(sqlite3.Connection.execute, sql, parameters)
 
     async def executemany(self, sql: str, parameters: Iterable[Sequence[Any]]) -> Self:
@@ -59,7 +67,8 @@ class OneTripCursor:
     async def _ask(self, *asked: Any) -> Self:
         # Its own cursor takes the same way to the thread; there is no public one.
         ask: Any = self._connection._execute  # noqa: SLF001
-        answer = await ask(_answer, self._connection._conn, *asked)  # noqa: SLF001
+        before, self._waiting[:] = tuple(self._waiting), ()
+        answer = await ask(_answer, self._connection._conn, before, *asked)  # noqa: SLF001
         self.description, self.rowcount, self.lastrowid, self._rows = answer
         return self
 
@@ -77,7 +86,11 @@ class OneTripCursor:
         return self.__aenter__().__await__()  # SQLAlchemy before 2.0.44 awaits a cursor
 
 
-def _answer(connection: sqlite3.Connection, ask: Any, sql: str, parameters: Any) -> tuple[Any, int, int | None, Any]:
+def _answer(
+    connection: sqlite3.Connection, before: Iterable[str], ask: Any, sql: str, parameters: Any
+) -> tuple[Any, int, int | None, Any]:
+    for statement in before:
+        connection.execute(statement)
     cursor = ask(connection, sql, parameters)
     rows = cursor.fetchall() if cursor.description else []
     return cursor.description, cursor.rowcount, cursor.lastrowid, rows
