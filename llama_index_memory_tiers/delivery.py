@@ -262,7 +262,7 @@ class Delivery:
         """
         session = await self._storage.log.session(*key) if self._consumers else None
         if session is None:
-            return tuple(BlockProgress(consumer.key) for consumer in self._consumers)
+            return self._nothing_done()
         return await self._deliver(session, Due(to_head=to_head, silent_seconds=silent_seconds), without)
 
     async def flush(self, keys: Iterable[Key]) -> FlushReport:
@@ -274,11 +274,10 @@ class Delivery:
         Returns:
             What was absorbed and what still waits.
         """
-        total = {consumer.key: BlockProgress(consumer.key) for consumer in self._consumers}
+        report = FlushReport(self._nothing_done())
         for key in keys:
-            for block in await self.deliver(key, to_head=True):
-                total[block.block] = _sum(total[block.block], block)
-        return FlushReport(tuple(total.values()))
+            report = report.plus(await self.deliver(key, to_head=True))
+        return report
 
     async def drain_all(self) -> FlushReport:
         """Absorb what is due in everybody's sessions, for a process that does nothing else.
@@ -286,13 +285,12 @@ class Delivery:
         Returns:
             What was absorbed and what still waits; a block that failed rests, as in the background.
         """
-        total = {consumer.key: BlockProgress(consumer.key) for consumer in self._consumers}
+        report = FlushReport(self._nothing_done())
         for session in await self._storage.survey.due(self.keys) if self._consumers else ():
             silent_seconds = max(0.0, (self._storage.now() - session.last_put_at) / 1e6)
             resting = self._rests.of((session.user_id, session.session_id))
-            for block in await self._deliver(session, Due(silent_seconds=silent_seconds), resting):
-                total[block.block] = _sum(total[block.block], block)
-        return FlushReport(tuple(total.values()))
+            report = report.plus(await self._deliver(session, Due(silent_seconds=silent_seconds), resting))
+        return report
 
     async def replay(self, letters: Iterable[DeadLetter], user_id: str) -> FlushReport:
         """Try dead letters again.
@@ -304,7 +302,7 @@ class Delivery:
         Returns:
             What was absorbed; what failed again is pending, and stays a dead letter.
         """
-        total = {consumer.key: BlockProgress(consumer.key) for consumer in self._consumers}
+        report = FlushReport(self._nothing_done())
         consumers = {consumer.key: consumer for consumer in self._consumers}
         for letter in letters:
             session = await self._storage.log.session(user_id, letter.session_id)
@@ -315,9 +313,11 @@ class Delivery:
                 self._storage, consumer, session, letter, counter=self._counter, agent_id=self._agent_id
             )
             pending = letter.hi - letter.lo if step.error else 0
-            found = BlockProgress(letter.block, step.messages, pending, step.error)
-            total[letter.block] = _sum(total[letter.block], found)
-        return FlushReport(tuple(total.values()))
+            report = report.plus([BlockProgress(letter.block, step.messages, pending, step.error)])
+        return report
+
+    def _nothing_done(self) -> tuple[BlockProgress, ...]:
+        return tuple(BlockProgress(consumer.key) for consumer in self._consumers)
 
     async def _deliver(self, session: Session, due: Due, without: Collection[str] = ()) -> tuple[BlockProgress, ...]:
         key = (session.user_id, session.session_id)
@@ -399,13 +399,3 @@ class Delivery:
                 task.get_loop().call_soon_threadsafe(task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*mine, return_exceptions=True)
-
-
-def _sum(before: BlockProgress, more: BlockProgress) -> BlockProgress:
-    return replace(
-        before,
-        absorbed=before.absorbed + more.absorbed,
-        pending=before.pending + more.pending,
-        parked=before.parked + more.parked,
-        error=more.error or before.error,
-    )

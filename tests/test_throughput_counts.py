@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from doubles import RecordingBlock, absorb_all, rows, said, turn
 from llama_index.core.embeddings import MockEmbedding
 from pydantic import Field
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers import HeatMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.storage.schema import build_tables
 
 # BEGIN IMMEDIATE and COMMIT are statements of their own on SQLite; asyncpg's are not seen by SQLAlchemy's events.
@@ -158,3 +163,39 @@ async def test_a_memory_for_another_session_costs_no_statement(make_storage: Cal
             memory.for_session(f"chat {number}", user_id=f"user {number}")
 
     assert await cost(storage, many()) == 0
+
+
+async def test_no_statement_of_a_put_a_context_or_a_delivery_reads_a_whole_table(
+    make_storage: Callable[..., Storage],
+) -> None:
+    """What is stored for others costs nothing: SQLite looks everything up by keys; PostgreSQL plans by size."""
+    storage = make_storage("file")
+    blocks = [VectorMemoryBlock(embed_model=None), HeatMemoryBlock(llm=None, embed_model=None), RecordingBlock()]
+    memory = TieredMemory(
+        storage=storage, user_id="ada", session_id="chat", memory_blocks=blocks, delivery="inline", token_limit=300
+    )
+    await memory.aget()
+    sent: dict[str, Any] = {}
+
+    def see(_: Any, __: Any, sql: str, values: Any, ___: Any, many: bool) -> None:  # SQLAlchemy's
+        sent.setdefault(sql, values[0] if many else values)
+
+    event.listen(Engine, "before_cursor_execute", see)
+    for number in range(12):
+        await memory.aput_messages(turn(number))
+        await memory.aget("what was said about turn 3?")
+    await memory.for_session("other").aget("what was said?")
+    await memory.aflush()
+    event.remove(Engine, "before_cursor_execute", see)
+
+    async def whole(connection: AsyncConnection) -> list[str]:
+        found = []
+        for sql, values in sent.items():
+            if sql.split()[0] in {"SELECT", "INSERT", "UPDATE", "DELETE", "WITH"}:
+                plan = (await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)).all()
+                # "SEARCH messages USING INDEX messages_active (sid=?)", but not without what stands in brackets.
+                found += [sql for row in plan if re.match(rf"\w+ {storage.table_name}_[^(]+$", row[3])]
+        return found
+
+    assert len(sent) > 20
+    assert await storage._database.read(whole) == []

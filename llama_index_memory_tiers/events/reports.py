@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,20 @@ class FlushReport(Shown):
     def complete(self) -> bool:
         """Whether nothing waits any more."""
         return not any(block.pending for block in self.blocks)
+
+    def plus(self, progress: Iterable[BlockProgress]) -> FlushReport:
+        """The same with what was done elsewhere, block by block; the newest failure stays."""
+        total = {block.block: block for block in self.blocks}
+        for more in progress:
+            before = total.get(more.block, BlockProgress(more.block))
+            total[more.block] = BlockProgress(
+                more.block,
+                before.absorbed + more.absorbed,
+                before.pending + more.pending,
+                more.error or before.error,
+                before.parked + more.parked,
+            )
+        return FlushReport(tuple(total.values()))
 
     def _grids(self) -> Sequence[Grid]:
         rows = [(b.block, b.absorbed, b.pending, b.parked, b.error or "") for b in self.blocks]
