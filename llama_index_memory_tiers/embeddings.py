@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.settings import Settings
 
 MOST_CHARACTERS = 8000
 """Embedding models read a few hundred words; the rest of a long text is found by BM25."""
+_asked: ContextVar[dict[tuple[int, str], asyncio.Future[list[float]]] | None] = ContextVar("_asked", default=None)
 
 
 def embed_model_of_settings() -> BaseEmbedding | None:
@@ -33,8 +36,32 @@ async def embed_texts(model: BaseEmbedding, texts: Sequence[str]) -> list[list[f
     return await model.aget_text_embedding_batch(list(texts))
 
 
+@contextlib.contextmanager
+def one_context() -> Iterator[None]:
+    """Within it each model embeds a question once, however many blocks ask with it."""
+    asked: dict[tuple[int, str], asyncio.Future[list[float]]] = {}
+    before = _asked.set(asked)
+    try:
+        yield
+    finally:
+        _asked.reset(before)
+        for answer in asked.values():
+            answer.cancel()  # those for which no block had the patience
+
+
 async def embed_query(model: BaseEmbedding, text: str) -> list[float]:
-    """Embed a question; see `embed_texts`."""
+    """Embed a question; see `embed_texts` and `one_context`."""
+    asked = _asked.get()
+    if asked is None:
+        return await _embed_query(model, text)
+    key = (id(model), text)
+    if key not in asked:
+        asked[key] = asyncio.ensure_future(_embed_query(model, text))
+        asked[key].add_done_callback(lambda done: done.cancelled() or done.exception())  # read, whoever still waits
+    return await asyncio.shield(asked[key])  # one block's time-out is not that of the others
+
+
+async def _embed_query(model: BaseEmbedding, text: str) -> list[float]:
     if _synchronous(model):
         return await asyncio.to_thread(model.get_query_embedding, text)
     return await model.aget_query_embedding(text)

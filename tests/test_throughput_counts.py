@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,7 +15,14 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llama_index_memory_tiers import HeatMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers import (
+    EpisodicMemoryBlock,
+    FactExtractionMemoryBlock,
+    HeatMemoryBlock,
+    Storage,
+    TieredMemory,
+    VectorMemoryBlock,
+)
 from llama_index_memory_tiers.storage.schema import build_tables
 
 # BEGIN IMMEDIATE and COMMIT are statements of their own on SQLite; asyncpg's are not seen by SQLAlchemy's events.
@@ -163,6 +171,51 @@ async def test_a_memory_for_another_session_costs_no_statement(make_storage: Cal
             memory.for_session(f"chat {number}", user_id=f"user {number}")
 
     assert await cost(storage, many()) == 0
+
+
+async def test_a_question_is_embedded_once_for_all_blocks_of_a_memory(storage: Storage) -> None:
+    model = CountingEmbedding(embed_dim=4)
+    facts = FactExtractionMemoryBlock(extractor=lambda _: [], embed_model=model)
+    blocks = [
+        VectorMemoryBlock(embed_model=model),
+        HeatMemoryBlock(llm=None, embed_model=model, short_term_capacity=0, absorb_every=1),
+        EpisodicMemoryBlock(embed_model=model),
+        facts,
+    ]
+    memory = TieredMemory(
+        storage=storage, user_id="ada", session_id="chat", memory_blocks=blocks, delivery="inline", token_limit=2000
+    )
+    for number in range(3):
+        await memory.aput_messages(turn(number))
+    await facts.of(memory).add("Ada has a dog.")
+    other = memory.for_session("other")
+    await other.aput(said("user", "which dog?"))
+    asked = len(model.queries)
+    context = await other.aget()
+    assert len(model.queries) == asked + 1
+    assert all(name in str(context[0].content) for name in ("RetrievedMessages", "ExtractedFacts"))
+    await other.aput(said("user", "and the cat?"))
+    await other.aget()
+    assert len(model.queries) == asked + 2
+
+
+async def test_a_block_without_the_patience_for_a_question_s_embedding_leaves_it_to_the_others(
+    storage: Storage,
+) -> None:
+    class Slow(CountingEmbedding):
+        async def _aget_query_embedding(self, query: str) -> list[float]:
+            self.queries.append(query)
+            await asyncio.sleep(0.3)
+            raise ConnectionError
+
+    model = Slow(embed_dim=4)
+    blocks = [VectorMemoryBlock(embed_model=model), EpisodicMemoryBlock(embed_model=model, timeout_seconds=0.1)]
+    memory = TieredMemory(storage=storage, user_id="ada", memory_blocks=blocks, delivery="inline", token_limit=2000)
+    await memory.aput_messages(turn(0))
+    model.queries.clear()
+    context = await memory.for_session("other").aget("what was said in turn 0?")
+    assert "RetrievedMessages" in str(context[0].content)  # found by its words
+    assert len(model.queries) == 1
 
 
 async def test_no_statement_of_a_put_a_context_or_a_delivery_reads_a_whole_table(

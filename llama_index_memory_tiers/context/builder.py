@@ -16,6 +16,7 @@ from llama_index_memory_tiers.context.built import Built
 from llama_index_memory_tiers.context.foreign import content_size, cut_to_fit
 from llama_index_memory_tiers.context.request import Request
 from llama_index_memory_tiers.context.window_view import WindowViews
+from llama_index_memory_tiers.embeddings import one_context
 from llama_index_memory_tiers.errors import BudgetError
 from llama_index_memory_tiers.events import ContextBuilt, ContextReport, emit
 from llama_index_memory_tiers.rendering import RecallPosition, render
@@ -98,12 +99,13 @@ class ContextBuilder:
         Raises:
             BudgetError: What must be shown does not fit, and the memory was told to raise.
         """
-        contents = await self._answers.of([b for b in self._blocks if b.priority == 0], request, frozenset())
-        packer = self._packer(request)
-        packer.begin([part for part in contents.values() if isinstance(part, Part)])
-        # The window is planned first: what it shows need not be recalled.
-        others = [block for block in self._blocks if block.priority > 0]
-        contents |= await self._answers.of(others, request, packer.shown)
+        with one_context():
+            contents = await self._answers.of([b for b in self._blocks if b.priority == 0], request, frozenset())
+            packer = self._packer(request)
+            packer.begin([part for part in contents.values() if isinstance(part, Part)])
+            # The window is planned first: what it shows need not be recalled.
+            others = [block for block in self._blocks if block.priority > 0]
+            contents |= await self._answers.of(others, request, packer.shown)
         packed = await self._pack(packer, contents)
         if packed.overflow and self._settings.raise_on_overflow:
             raise BudgetError(
@@ -120,7 +122,8 @@ class ContextBuilder:
 
     async def raw_contents(self, request: Request) -> dict[str, Any]:
         """What each block says, uncut: text, content blocks or messages; empty answers are missing."""
-        return uncut(await self._answers.of(self._blocks, request, request.view.plan.places))
+        with one_context():
+            return uncut(await self._answers.of(self._blocks, request, request.view.plan.places))
 
     # -- packing ---------------------------------------------------------------------------------------------
 
