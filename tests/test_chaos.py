@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import PostgresServer
 from doubles import (
     RecordingBlock,
     absorb_all,
@@ -20,11 +18,11 @@ from doubles import (
     said,
     told,
 )
+from running import SOAK, PostgresServer
 
 from llama_index_memory_tiers import Storage, TieredMemory
 from llama_index_memory_tiers.errors import StorageUnavailableError
 
-SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
 SESSIONS = ("left", "right")
 WRITERS = 10  # per session
 PUTS = 250 if SOAK else 10  # per writer

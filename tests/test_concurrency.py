@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +20,10 @@ from doubles import (
     rows,
     told,
 )
+from running import SOAK
 
 from llama_index_memory_tiers import Storage, TieredMemory
 
-SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
 PROCESSES = 3
 TASKS = 50
 PUTS_PER_TASK = {"file": 2, "postgres": 40 if SOAK else 2}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,10 +19,10 @@ from doubles import (
     rows,
     told,
 )
+from running import SOAK
 
 from llama_index_memory_tiers import Storage, TieredMemory
 
-SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
 KILLS = {"file": 700, "postgres": 300} if SOAK else {"file": 35, "postgres": 15}
 KILLS_PER_SESSION = 7
 CLAIM_SECONDS = 0.05

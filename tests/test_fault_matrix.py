@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
+from running import SOAK
 
 from llama_index_memory_tiers import Storage, failpoints
 from llama_index_memory_tiers.failpoints import FAILPOINTS
 from llama_index_memory_tiers.testing.faults import FAULTS, FaultCase, FaultMatrix
 
-SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
 MOST_TIMES = 12 if SOAK else 1
 # What chats do not come to: tests/storage/test_upgrades.py, test_reindex.py and test_qdrant.py go there.
 ELSEWHERE = {"migrate.statement", "migrate.done", "reindex.page", "reindex.switching", "reindex.switched", "index.told"}

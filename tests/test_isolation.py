@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -29,6 +28,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 from pydantic import Field, PrivateAttr
+from running import SOAK
 from sqlalchemy import func, select, text
 
 from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory, VectorMemoryBlock
@@ -203,7 +203,7 @@ async def test_keys_of_a_store_are_those_of_its_user(storage: Storage) -> None:
 # --- many tenants --------------------------------------------------------------------------------------
 
 
-_HALF = 100 if os.environ.get("MEMORY_TIERS_SOAK") == "1" else 30
+_HALF = 100 if SOAK else 30
 
 
 async def test_many_tenants_over_shared_blocks_and_storage_never_meet(tmp_path: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 import re
 from collections.abc import Awaitable, Callable
@@ -12,11 +11,11 @@ from typing import Any
 import pytest
 from doubles import BadContentError, RecordingBlock, rows
 from llama_index.core.base.llms.types import ChatMessage
+from running import SOAK
 
 from llama_index_memory_tiers import ForgetFilter, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.errors import ConfigurationError
 
-SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
 TENANTS = 1000 if SOAK else 200
 MARK = re.compile(r"mark\d{4}z")
 

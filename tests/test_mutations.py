@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from running import SOAK
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "llama_index_memory_tiers"
@@ -40,7 +41,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a server that is away is waited for",
-        "storage/database.py",
+        "storage/faults.py",
         "not isinstance(error, lasting)",
         "False",
         "tests/storage/test_database.py::test_a_server_that_is_away_is_waited_for",
@@ -181,7 +182,7 @@ def test_a_guard_stands_once_and_its_test_is_there(mutation: Mutation) -> None:
     assert f"def {test.partition('[')[0]}" in (ROOT / file).read_text("utf-8")
 
 
-@pytest.mark.skipif(os.environ.get("MEMORY_TIERS_SOAK") != "1", reason="an hour of tests: make soak")
+@pytest.mark.skipif(not SOAK, reason="an hour of tests: make soak")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.guard)
 def test_a_guard_is_missed_when_it_is_taken_out(mutation: Mutation, tmp_path: Path) -> None:
     for name in (PACKAGE, "tests", "benchmarks"):

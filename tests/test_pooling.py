@@ -14,8 +14,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from conftest import PostgresServer
 from doubles import RecordingBlock, absorb_all, assert_in_order, assert_once, said, told, turn
+from running import PostgresServer
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool

@@ -275,10 +275,10 @@ async def test_the_cost_of_a_put_does_not_grow_with_the_window(bench: Bench, kin
 
     memory = bench.make(kind, tokenizer_fn=tokenizer)
     costs = []
-    for _ in range(3):
+    for round_ in range(3):
         await memory.aput_messages([say("user", f"m{number}") for number in range(20)])
         counted.clear()
-        await memory.aput(say("user", "one more"))
+        await memory.aput(say("user", f"one more in round {round_}"))
         costs.append(len(counted))
     assert (len(set(costs)) == 1) == (kind == "ours")
 

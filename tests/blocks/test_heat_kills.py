@@ -15,11 +15,11 @@ import pytest
 from children.heat import PAIRS, memory_of, said
 from doubles import until
 from heat_doubles import reader
+from running import SOAK
 
 from llama_index_memory_tiers import Storage, TieredMemory
 from llama_index_memory_tiers.failpoints import FAILPOINTS
 
-SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
 BOUNDARIES = [name for name in FAILPOINTS if name.split(".")[0] in {"transaction", "put", "prepare", "merge"}]
 TIMES = (1, 2, 3, 4) if SOAK else (2,)
 TESTS = Path(__file__).parent.parent

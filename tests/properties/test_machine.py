@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from llama_index.core.storage.chat_store.base_db import MessageStatus
+from running import SOAK
 
 from llama_index_memory_tiers import ForgetFilter, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.portal import portal
 
-SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
 SESSIONS = ("one", "two")
 
 which = st.sampled_from(SESSIONS)

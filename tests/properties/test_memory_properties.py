@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,11 +26,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock, ToolCallBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
+from running import SOAK
 
 from llama_index_memory_tiers import StaticMemoryBlock, Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.records import Batch
 
-SOAK = os.environ.get("MEMORY_TIERS_SOAK") == "1"
 IMAGE_TOKENS = 7
 SESSIONS = ("red", "green", "blue")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
@@ -14,6 +13,7 @@ from doubles import said
 from llama_index_instrumentation.base import BaseEvent
 from llama_index_instrumentation.event_handlers import BaseEventHandler
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from running import SOAK
 from sqlalchemy import select
 
 from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock, failpoints
@@ -35,7 +35,7 @@ NOW = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
 OWNER, MODEL, SIZE = "u:ann", "m", 8
 WORDS = ["tea", "coffee", "dog", "cat", "paris", "tokyo", "piano", "bike", "猫", "茶"]
 # Not Hypothesis: each world takes a second, and a shorter seed is no simpler world.
-SEEDS = range(200 if os.environ.get("MEMORY_TIERS_SOAK") == "1" else 6)
+SEEDS = range(200 if SOAK else 6)
 PEOPLE = ["Ann", "Bob", "Cleo"]
 
 
