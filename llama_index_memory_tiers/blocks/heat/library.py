@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llama_index_memory_tiers import scoring
 from llama_index_memory_tiers.blocks.heat.pages import KIND as PAGE
 from llama_index_memory_tiers.blocks.heat.segments import (
     KIND,
@@ -286,7 +287,7 @@ class Library:
         alike = self._with_vector(probe)
         if probe.vector is None or not alike.any():
             return np.zeros(len(self.order))
-        found = scale.of_all(self.columns.vectors[:, : len(probe.vector)] @ probe.vector)
+        found = scale.of_all(scoring.dots(self.columns.vectors[:, : len(probe.vector)], probe.vector))
         found[~alike] = 0.0
         return found
 
