@@ -69,7 +69,7 @@ _THREAD_CHARACTERS = 100_000
 _SURPLUS = 1.3
 _FEWEST_HITS = 50
 _MOST_HITS = 3200
-_TOKENS_A_MESSAGE = 10  # few are shorter, so that the candidates fill any allowance
+_TOKENS_A_MESSAGE = 16  # where most are shorter, more candidates are looked for
 _DAY_SECONDS = 86_400
 _MESSAGES_FOR_REWRITING = 6
 
