@@ -14,7 +14,7 @@ from llama_index_memory_tiers.blocks.consumer import Consumer, Due
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import StorageClosedError
 from llama_index_memory_tiers.events import BlockProgress, FlushReport
-from llama_index_memory_tiers.pacing import Key, Lane, Rests
+from llama_index_memory_tiers.pacing import Key, Lane, Rests, wait_at_most
 from llama_index_memory_tiers.storage import DeadLetter, Session, Storage
 
 _logger = logging.getLogger(__name__)
@@ -167,8 +167,7 @@ class Delivery:
                 await self.deliver(key, silent_seconds=worker.silent_seconds, without=self._rests.of(key))
             rest = self._rests.left(key)
             if rest is not None:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(worker.again.wait(), rest)
+                await wait_at_most(worker.again, rest)
             elif not worker.again.is_set():
                 # Not only in `_ended`, which runs later: a put in between would wake a worker that has gone home.
                 if self._workers.get(key) is worker:

@@ -13,7 +13,8 @@ from llama_index.core.settings import Settings
 
 MOST_CHARACTERS = 8000
 """Embedding models read a few hundred words; the rest of a long text is found by BM25."""
-_asked: ContextVar[dict[tuple[int, str], asyncio.Future[list[float]]] | None] = ContextVar("_asked", default=None)
+_Asked = dict[tuple[int, int, str], "asyncio.Future[list[float]]"]
+_asked: ContextVar[_Asked | None] = ContextVar("_asked", default=None)
 
 
 def embed_model_of_settings() -> BaseEmbedding | None:
@@ -39,14 +40,15 @@ async def embed_texts(model: BaseEmbedding, texts: Sequence[str]) -> list[list[f
 @contextlib.contextmanager
 def one_context() -> Iterator[None]:
     """Within it each model embeds a question once, however many blocks ask with it."""
-    asked: dict[tuple[int, str], asyncio.Future[list[float]]] = {}
+    asked: _Asked = {}
     before = _asked.set(asked)
     try:
         yield
     finally:
         _asked.reset(before)
-        for answer in asked.values():
-            answer.cancel()  # those for which no block had the patience
+        for answer in asked.values():  # those for which no block had the patience
+            if not answer.done():
+                answer.get_loop().call_soon_threadsafe(answer.cancel)
 
 
 async def embed_query(model: BaseEmbedding, text: str) -> list[float]:
@@ -54,7 +56,8 @@ async def embed_query(model: BaseEmbedding, text: str) -> list[float]:
     asked = _asked.get()
     if asked is None:
         return await _embed_query(model, text)
-    key = (id(model), text)
+    # A block may ask from another thread, whose loop cannot wait for a future of this one.
+    key = (id(asyncio.get_running_loop()), id(model), text)
     if key not in asked:
         asked[key] = asyncio.ensure_future(_embed_query(model, text))
         asked[key].add_done_callback(lambda done: done.cancelled() or done.exception())  # read, whoever still waits

@@ -66,9 +66,21 @@ class Lane:
         traffic = self._here()
         async with traffic.slots:
             if traffic.served:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(traffic.quiet.wait(), _HOLD_BACK_SECONDS)
+                await wait_at_most(traffic.quiet, _HOLD_BACK_SECONDS)
             yield
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, but no longer than this.
+
+    Before Python 3.12 `asyncio.wait_for` forgets that it was cancelled when the event comes at the same moment, and
+    whoever cancelled the task would wait for it for ever.
+    """
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiting}, timeout=seconds)
+    finally:
+        waiting.cancel()
 
 
 @dataclass(frozen=True, slots=True)

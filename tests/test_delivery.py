@@ -894,6 +894,25 @@ async def test_nothing_is_absorbed_while_a_put_of_another_session_is_under_way(
     assert block.batches == [["before", "answer"]]
 
 
+@pytest.mark.parametrize("steps", range(5))
+async def test_closing_ends_what_begins_at_the_same_moment(make: Make, steps: int) -> None:
+    def down(_: Batch) -> None:
+        raise ConnectionError
+
+    memory = make(RecordingBlock(on_prepare=down), delivery="background")
+    await memory.aput_messages(turn(0))
+    with memory._shared.delivery.serving():
+        await memory.for_session("other").aput_messages(turn(1))
+        await asyncio.sleep(0.05)  # its worker waits for the caller to have been served
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    closing = asyncio.ensure_future(memory.aclose())
+    ended, _ = await asyncio.wait({closing}, timeout=3)
+    for task in memory._shared.delivery._tasks:
+        task.cancel()
+    assert ended
+
+
 async def test_deliveries_that_fall_behind_hold_up_no_put_and_wait_in_the_log(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

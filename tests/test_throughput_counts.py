@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from doubles import RecordingBlock, absorb_all, rows, said, turn
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.memory.memory import BaseMemoryBlock
 from pydantic import Field
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
@@ -216,6 +218,39 @@ async def test_a_block_without_the_patience_for_a_question_s_embedding_leaves_it
     context = await memory.for_session("other").aget("what was said in turn 0?")
     assert "RetrievedMessages" in str(context[0].content)  # found by its words
     assert len(model.queries) == 1
+
+
+class AskingAnother(BaseMemoryBlock[str]):
+    """Looks another user's memory up by a synchronous call in a thread, as a retriever of documents may."""
+
+    name: str = "Library"
+    priority: int = 1
+    look: Callable[[], str] = Field(exclude=True)
+
+    async def _aget(self, messages: list[ChatMessage] | None = None, **_: Any) -> str:  # LlamaIndex's
+        await asyncio.sleep(0.01)  # the question is being embedded on this loop
+        return await asyncio.to_thread(self.look)
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        """It only reads."""
+
+
+async def test_a_block_may_ask_the_same_question_from_another_thread(storage: Storage) -> None:
+    class Slow(CountingEmbedding):
+        async def _aget_query_embedding(self, query: str) -> list[float]:
+            await asyncio.sleep(0.1)
+            return await super()._aget_query_embedding(query)
+
+    model = Slow(embed_dim=4)
+    library = memory_of(storage, VectorMemoryBlock(embed_model=model)).for_session("books", user_id="library")
+    await library.aput_messages(turn(7))
+    blocks = [VectorMemoryBlock(embed_model=model), AskingAnother(look=lambda: str(library.recall("which dog?")))]
+    memory = TieredMemory(storage=storage, user_id="ada", memory_blocks=blocks, delivery="inline", token_limit=2000)
+    await memory.aput_messages(turn(0))
+    context = str((await memory.for_session("other").aget("which dog?"))[0].content)
+    assert "question 7" in context
+    assert "question 0" in context
+    assert model.queries.count("which dog?") == 2
 
 
 async def test_no_statement_of_a_put_a_context_or_a_delivery_reads_a_whole_table(

@@ -228,7 +228,7 @@ class Database:
                 await connection.exec_driver_sql("COMMIT")
             except BaseException:
                 # exec_driver_sql: with AUTOCOMMIT SQLAlchemy's own rollback may be a no-op
-                await _quietly(connection.exec_driver_sql("ROLLBACK"))
+                await _quietly(connection.exec_driver_sql(sqlite.ROLLBACK))
                 raise
         failpoints.reach("transaction.committed")
         return result

@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 BUSY_TIMEOUT_SECONDS = 30
 BEGIN = "BEGIN IMMEDIATE"
+ROLLBACK = "ROLLBACK"
 
 
 def prepare(connection: Any, _: Any) -> None:
@@ -58,6 +59,8 @@ class OneTripCursor:
         if sql == BEGIN:
             self._waiting[:] = [sql]
             return self
+        if sql == ROLLBACK:
+            self._waiting.clear()
         return await self._ask(sqlite3.Connection.execute, sql, parameters)
 
     async def executemany(self, sql: str, parameters: Iterable[Sequence[Any]]) -> Self:
@@ -67,8 +70,7 @@ class OneTripCursor:
     async def _ask(self, *asked: Any) -> Self:
         # Its own cursor takes the same way to the thread; there is no public one.
         ask: Any = self._connection._execute  # noqa: SLF001
-        before, self._waiting[:] = tuple(self._waiting), ()
-        answer = await ask(_answer, self._connection._conn, before, *asked)  # noqa: SLF001
+        answer = await ask(_answer, self._connection._conn, self._waiting, *asked)  # noqa: SLF001
         self.description, self.rowcount, self.lastrowid, self._rows = answer
         return self
 
@@ -87,10 +89,11 @@ class OneTripCursor:
 
 
 def _answer(
-    connection: sqlite3.Connection, before: Iterable[str], ask: Any, sql: str, parameters: Any
+    connection: sqlite3.Connection, waiting: list[str], ask: Any, sql: str, parameters: Any
 ) -> tuple[Any, int, int | None, Any]:
-    for statement in before:
-        connection.execute(statement)
+    if waiting:
+        connection.execute(waiting[0])  # while the lock is refused nothing else is executed
+        waiting.clear()
     cursor = ask(connection, sql, parameters)
     rows = cursor.fetchall() if cursor.description else []
     return cursor.description, cursor.rowcount, cursor.lastrowid, rows

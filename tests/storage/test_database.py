@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import sqlite3
@@ -28,7 +29,7 @@ from llama_index_memory_tiers.errors import (
     StorageError,
     StorageUnavailableError,
 )
-from llama_index_memory_tiers.storage import Entry
+from llama_index_memory_tiers.storage import Entry, sqlite
 from llama_index_memory_tiers.storage import database as database_module
 
 MakeStorage = Callable[..., Storage]
@@ -212,6 +213,37 @@ async def test_each_statement_goes_to_the_thread_of_sqlite_once(
     before = storage._database.statements
     await put(storage, "b")
     assert len(trips) == storage._database.statements - before - 1  # BEGIN goes along with the first
+
+
+async def test_where_a_transaction_could_not_begin_no_later_statement_of_it_stands_alone(
+    make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_SECONDS", 0.05)
+    storage = await make_storage("file").aopen()
+    other = sqlite3.connect(tmp_path / "memory.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+
+    async def stubborn(connection: AsyncConnection) -> None:
+        with contextlib.suppress(OperationalError):  # the lock is refused
+            await connection.execute(text("SELECT 1"))
+        other.execute("COMMIT")
+        await connection.execute(text(f"INSERT INTO {storage._tables.owners.fullname} VALUES ('o', 0, 1)"))  # noqa: S608
+        raise ValueError("all of it goes back")
+
+    with pytest.raises(ValueError, match="all of it"):
+        await storage._database.write(stubborn)
+    assert await storage._database.read(lambda c: _scalar(c, storage, "rev")) is None
+    other.execute("BEGIN IMMEDIATE")
+
+    async def idle(_: AsyncConnection) -> None:
+        raise ValueError("before any statement")
+
+    with pytest.raises(ValueError, match="before any"):
+        await storage._database.write(idle)  # without waiting for the lock
+    other.execute("COMMIT")
+    other.close()
+    await put(storage, "a")
+    assert await uids(storage) == ["a"]
 
 
 async def test_a_statement_says_how_many_rows_it_changed_and_what_it_returned(storage: Storage) -> None:
