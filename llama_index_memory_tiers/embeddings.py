@@ -46,9 +46,11 @@ def one_context() -> Iterator[None]:
         yield
     finally:
         _asked.reset(before)
-        for answer in asked.values():  # those for which no block had the patience
-            if not answer.done():
-                answer.get_loop().call_soon_threadsafe(answer.cancel)
+        here, answers = asyncio.get_running_loop(), list(asked.values())
+        asked.clear()  # what a block goes on with later asks anew
+        for answer in answers:
+            if answer.get_loop() is here:
+                answer.cancel()  # no block had the patience
 
 
 async def embed_query(model: BaseEmbedding, text: str) -> list[float]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 FAILPOINTS: Final = (
-    "transaction.begun",
+    "transaction.begun",  # SQLite takes its lock with the statement behind it
     "transaction.committed",
     "put.prepared",
     "put.inserted",

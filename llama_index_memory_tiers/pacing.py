@@ -44,6 +44,8 @@ class Lane:
         loop = asyncio.get_running_loop()
         found = self._traffic.get(loop)
         if found is None:
+            for other in [other for other in self._traffic if other.is_closed()]:
+                del self._traffic[other]  # what was once waited for holds its loop
             found = self._traffic[loop] = _Traffic()
         return found
 
@@ -64,9 +66,9 @@ class Lane:
     async def turn(self) -> AsyncIterator[None]:
         """Background work is done in it; it begins when nobody is served, or has been for too long."""
         traffic = self._here()
+        if traffic.served:
+            await wait_at_most(traffic.quiet, _HOLD_BACK_SECONDS)
         async with traffic.slots:
-            if traffic.served:
-                await wait_at_most(traffic.quiet, _HOLD_BACK_SECONDS)
             yield
 
 

@@ -680,9 +680,19 @@ async def test_a_crash_before_the_first_delivery_is_not_taken_for_a_block_attach
 
 @pytest.mark.parametrize("kind", [RecordingBlock, ModelRecordingBlock])
 async def test_a_session_that_two_memories_begin_at_once_is_read_by_the_blocks_of_both(
-    make: Make, kind: type[RecordingBlock]
+    make: Make, monkeypatch: pytest.MonkeyPatch, kind: type[RecordingBlock]
 ) -> None:
     one, other = make(RecordingBlock(name="One")), make(kind(name="Other"))
+    real, arrived, both = one.storage.log.append, [], asyncio.Event()
+
+    async def together(*args: Any, **kwargs: Any) -> Any:
+        arrived.append(args)
+        if len(arrived) == 2:
+            both.set()
+        await both.wait()  # neither knew of the other's session
+        return await real(*args, **kwargs)
+
+    monkeypatch.setattr(one.storage.log, "append", together)
     await asyncio.gather(one.aput_messages(turn(0)), other.aput_messages(turn(1)))
     await one.aput_messages(turn(2))
     for memory in (one, other):

@@ -46,7 +46,7 @@ async def test_callers_without_end_do_not_keep_it_waiting_for_ever(monkeypatch: 
     monkeypatch.setattr(pacing, "_HOLD_BACK_SECONDS", 0.01)
     lane = Lane()
     with lane.serving():
-        await _turn(lane)
+        await asyncio.wait_for(_turn(lane), 5)
 
 
 async def test_a_caller_that_fails_is_served_no_more() -> None:
@@ -54,3 +54,17 @@ async def test_a_caller_that_fails_is_served_no_more() -> None:
     with pytest.raises(ValueError, match="bad"), lane.serving():
         raise ValueError("bad")
     await asyncio.wait_for(_turn(lane), pacing._HOLD_BACK_SECONDS / 2)
+
+
+def test_a_loop_that_was_closed_is_let_go() -> None:
+    lane = Lane()
+
+    async def held_back() -> None:
+        with lane.serving():
+            task = asyncio.ensure_future(_turn(lane))
+            await rounds()
+        await task
+
+    for _ in range(3):
+        asyncio.run(held_back())
+    assert len(lane._traffic) == 1

@@ -25,6 +25,7 @@ from llama_index_memory_tiers import (
     TieredMemory,
     VectorMemoryBlock,
 )
+from llama_index_memory_tiers.embeddings import embed_query, one_context
 from llama_index_memory_tiers.storage.schema import build_tables
 
 # BEGIN IMMEDIATE and COMMIT are statements of their own on SQLite; asyncpg's are not seen by SQLAlchemy's events.
@@ -220,6 +221,24 @@ async def test_a_block_without_the_patience_for_a_question_s_embedding_leaves_it
     assert len(model.queries) == 1
 
 
+async def test_a_task_that_outlives_a_context_asks_for_itself() -> None:
+    model = CountingEmbedding(embed_dim=4)
+    with one_context():
+        go_on = asyncio.Event()
+
+        async def later() -> list[float]:
+            await go_on.wait()
+            return await embed_query(model, "which dog?")
+
+        task = asyncio.create_task(later())
+        await embed_query(model, "which dog?")
+        await embed_query(model, "which dog?")
+        assert len(model.queries) == 1
+    go_on.set()
+    assert await task == [1.0] * 4
+    assert len(model.queries) == 2
+
+
 class AskingAnother(BaseMemoryBlock[str]):
     """Looks another user's memory up by a synchronous call in a thread, as a retriever of documents may."""
 
@@ -269,12 +288,14 @@ async def test_no_statement_of_a_put_a_context_or_a_delivery_reads_a_whole_table
         sent.setdefault(sql, values[0] if many else values)
 
     event.listen(Engine, "before_cursor_execute", see)
-    for number in range(12):
-        await memory.aput_messages(turn(number))
-        await memory.aget("what was said about turn 3?")
-    await memory.for_session("other").aget("what was said?")
-    await memory.aflush()
-    event.remove(Engine, "before_cursor_execute", see)
+    try:
+        for number in range(12):
+            await memory.aput_messages(turn(number))
+            await memory.aget("what was said about turn 3?")
+        await memory.for_session("other").aget("what was said?")
+        await memory.aflush()
+    finally:
+        event.remove(Engine, "before_cursor_execute", see)
 
     async def whole(connection: AsyncConnection) -> list[str]:
         found = []
@@ -282,7 +303,7 @@ async def test_no_statement_of_a_put_a_context_or_a_delivery_reads_a_whole_table
             if sql.split()[0] in {"SELECT", "INSERT", "UPDATE", "DELETE", "WITH"}:
                 plan = (await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)).all()
                 # "SEARCH messages USING INDEX messages_active (sid=?)", but not without what stands in brackets.
-                found += [sql for row in plan if re.match(rf"\w+ {storage.table_name}_[^(]+$", row[3])]
+                found += [sql for row in plan if re.match(rf"\w+ (?:TABLE )?{storage.table_name}_[^(]+$", row[3])]
         return found
 
     assert len(sent) > 20

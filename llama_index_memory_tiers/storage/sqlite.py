@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import weakref
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
@@ -21,9 +22,9 @@ def prepare(connection: Any, _: Any) -> None:
     Args:
         connection: As SQLAlchemy's `connect` event passes it.
     """
-    driver = connection.driver_connection
     waiting: list[str] = []
-    driver.cursor = lambda: OneTripCursor(driver, waiting)
+    driver: Any = weakref.ref(connection.driver_connection)  # its cursors shall not keep it
+    connection.driver_connection.cursor = lambda: OneTripCursor(driver(), waiting)
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")

@@ -103,6 +103,19 @@ async def test_the_budget_is_filled_unless_top_k_says_less(storage):
     assert len(await recalled(few, "weather and garden")) == 3
 
 
+async def test_messages_of_two_words_fill_the_budget_too(storage):
+    memory = TieredMemory(
+        storage=storage, user_id="maya", session_id="telling", memory_blocks=[VectorMemoryBlock(embed_model=None)]
+    )
+    await memory.aput_messages([user(f"dog {number}") for number in range(800)], sent_from="Al")
+    await memory.aflush()
+    asking = TieredMemory(
+        storage=storage, user_id="maya", session_id="asking", token_limit=3000,
+        memory_blocks=[VectorMemoryBlock(embed_model=None)],
+    )  # fmt: skip
+    assert (await asking.aexplain("dog")).tokens > 2900
+
+
 async def test_the_query_is_the_request_unless_a_wider_window_is_asked_for(storage):
     memory = remembering(storage)
     await tell(memory, "Tom is a tabby cat.", *SMALL_TALK)

@@ -344,7 +344,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         model = self.embed_model
         vector = None
         if model is not None and query.text.strip():
-            vector = await embed_query(model, codec.storable(query.text))
+            vector = await embed_query(model, codec.embedded_text(query.text))
         hits = await search(
             reader,
             IndexQuery(

@@ -69,7 +69,7 @@ _THREAD_CHARACTERS = 100_000
 _SURPLUS = 1.3
 _FEWEST_HITS = 50
 _MOST_HITS = 3200
-_TOKENS_A_MESSAGE = 16  # where most are shorter, more candidates are looked for
+_TOKENS_A_MESSAGE = 16  # a guess to begin with
 _DAY_SECONDS = 86_400
 _MESSAGES_FOR_REWRITING = 6
 
@@ -277,8 +277,9 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             if self.partitions:
                 return within_quotas(distinct(await read_found(reader, hits)), self.partitions)[: self.similarity_top_k]
             found = await self._enough(hits, query.allowance, reader, known)
-            # With the same words again and again among the candidates, more of them are looked at.
-            full = len(found) >= (self.similarity_top_k or limit) or _tokens(found) >= query.allowance
+            # Where most are short, or say the same words again and again, more of them are looked at.
+            enough = self.similarity_top_k is not None and len(found) >= self.similarity_top_k
+            full = enough or _tokens(found) >= query.allowance
             if full or len(hits) < limit or limit >= _MOST_HITS:
                 return found[: self.similarity_top_k]
             limit *= 4
