@@ -17,6 +17,7 @@ from llama_index_memory_tiers.display import Grid, counted
 from llama_index_memory_tiers.errors import ConfigurationError, StorageError
 from llama_index_memory_tiers.events import BlockProgress, FlushReport, MaintenanceReport
 from llama_index_memory_tiers.memory import TieredMemory
+from llama_index_memory_tiers.pacing import wait_at_most
 
 
 @dataclass(slots=True)
@@ -68,8 +69,7 @@ async def work(memory: TieredMemory, *, once: bool, every_seconds: float) -> Out
             await _round(memory, rounds, stop)
             if once:
                 break
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(stop.wait(), every_seconds)
+            await wait_at_most(stop, every_seconds)
     return rounds.outcome()
 
 

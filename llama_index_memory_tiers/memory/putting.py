@@ -55,7 +55,7 @@ class Putting(MemoryBase):
             InvalidMessageError: It cannot be stored; nothing was.
         """
         made = self._shared.entries.describe(created_at, sent_from, send_to, cause_by)
-        with span("TieredMemory.aput"), self._shared.delivery.serving():
+        with span("TieredMemory.aput"):
             await self._put([message], [uid], made)
 
     async def aput_messages(
@@ -73,7 +73,7 @@ class Putting(MemoryBase):
         The arguments are those of `aput` and hold for all messages; `uids` has one id per message.
         """
         made = self._shared.entries.describe(created_at, sent_from, send_to, cause_by)
-        with span("TieredMemory.aput_messages"), self._shared.delivery.serving():
+        with span("TieredMemory.aput_messages"):
             await self._put(messages, uids, made)
 
     async def _put(
@@ -85,22 +85,25 @@ class Putting(MemoryBase):
         distinct: bool = False,
     ) -> int:
         """Store messages, and see to what follows from that; returns how many were new."""
-        prepared = await self._shared.entries.make(messages, uids, made)
-        if not prepared.entries:
-            return 0
-        await self._shared.delivery.catch_up(self._key)
-        await self._shared.delivery.attach(self._key)
-        failpoints.reach("put.prepared")
-        result = await self._window.append(prepared.entries, self._shared.delivery.keys, distinct=distinct)
-        failpoints.reach("put.stored")
-        self._remember_raw(prepared.raw, new_turn=prepared.new_turn)
-        if not self._shared.stuck.get(self._key, True) and any(e.role not in RESULT_ROLES for e in prepared.entries):
-            del self._shared.stuck[self._key]
-        emit(MessagesPut(session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens))
-        roles = [entry.role for entry in prepared.entries]
-        opens = result.stored == 1 and self._shared.delivery.only_opens(self._key, roles, result.head_seq)
-        await self._after_write(result.active_tokens, nothing_due=opens)
-        return result.stored
+        with self._shared.delivery.serving():
+            prepared = await self._shared.entries.make(messages, uids, made)
+            if not prepared.entries:
+                return 0
+            await self._shared.delivery.catch_up(self._key)
+            await self._shared.delivery.attach(self._key)
+            failpoints.reach("put.prepared")
+            result = await self._window.append(prepared.entries, self._shared.delivery.keys, distinct=distinct)
+            failpoints.reach("put.stored")
+            self._remember_raw(prepared.raw, new_turn=prepared.new_turn)
+            if not self._shared.stuck.get(self._key, True) and any(
+                e.role not in RESULT_ROLES for e in prepared.entries
+            ):
+                del self._shared.stuck[self._key]
+            emit(MessagesPut(session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens))
+            roles = [entry.role for entry in prepared.entries]
+            opens = result.stored == 1 and self._shared.delivery.only_opens(self._key, roles, result.head_seq)
+            await self._after_write(result.active_tokens, nothing_due=opens)
+            return result.stored
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Make the window hold these messages: what matches keeps its place, what is dropped is archived.
@@ -108,13 +111,14 @@ class Putting(MemoryBase):
         Args:
             messages: The whole window, oldest first; memory text that `aget` put into it is recognised.
         """
-        prepared = await self._shared.entries.make(messages, None, self._shared.entries.describe())
-        await self._shared.delivery.attach(self._key)
-        result = await self._window.replace(prepared.entries, self._shared.delivery.keys, self._window_tokens)
-        self._remember_raw(await self._kept_raw(prepared), new_turn=True)
-        if result.stored:
-            emit(MessagesPut(session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens))
-        await self._after_write(result.active_tokens)
+        with self._shared.delivery.serving():
+            prepared = await self._shared.entries.make(messages, None, self._shared.entries.describe())
+            await self._shared.delivery.attach(self._key)
+            result = await self._window.replace(prepared.entries, self._shared.delivery.keys, self._window_tokens)
+            self._remember_raw(await self._kept_raw(prepared), new_turn=True)
+            if result.stored:
+                emit(MessagesPut(session_id=self.session_id, stored=result.stored, active_tokens=result.active_tokens))
+            await self._after_write(result.active_tokens)
 
     async def _kept_raw(self, prepared: Prepared) -> dict[str, ChatMessage]:
         """The running turn as it was said, by the ids that it has in the log: messages that matched keep theirs."""

@@ -169,20 +169,20 @@ class LogReader:
         key = (user_id, session_id)
         known, dropped = self._cache.get(key), self._cache.dropped
         rows = await self._read_window(user_id, session_id, known.head_seq)
-        if rows and known.sid and (rows[0][0], rows[0][2]) != (known.sid, known.window_rev):
+        if rows and known.sid and (rows[0].sid, rows[0].window_rev) != (known.sid, known.window_rev):
             known = Window()
             rows = await self._read_window(user_id, session_id, 0)
         if not rows:
             return Window()
-        sid, head_seq, window_rev, owner_rev = rows[0][:4]
-        if (sid, head_seq, owner_rev) == (known.sid, known.head_seq, known.owner_rev):
+        first = rows[0]
+        if (first.sid, first.head_seq, first.owner_rev) == (known.sid, known.head_seq, known.owner_rev):
             return known
-        new, damaged = await self._decode([row[4:] for row in rows], sid, session_id)
+        new, damaged = await self._decode([row[4:] for row in rows], first.sid, session_id)
         window = Window(
-            sid=sid,
-            head_seq=head_seq,
-            window_rev=window_rev,
-            owner_rev=owner_rev,
+            sid=first.sid,
+            head_seq=first.head_seq,
+            window_rev=first.window_rev,
+            owner_rev=first.owner_rev,
             messages=known.messages + tuple(message for message, _ in new),
             counters=known.counters + tuple(counter for _, counter in new),
             damaged=known.damaged + damaged,
