@@ -495,6 +495,10 @@ async def test_every_hot_segment_is_analysed_once_and_then_cools(storage: Storag
     tiers = await kept.atiers(chat)
     assert {one.unanalysed for one in tiers.hottest if one.page_count == 5} == {0}
     assert {one.heat for one in tiers.hottest if one.page_count == 5} == {1.0}
+    versions = await kept.aprofiles(chat)  # both, though one batch brought them
+    assert [(one.number, one.current) for one in versions] == [(1, False), (2, True)]
+    assert versions[1].text == "Speaks of cat.\nSpeaks of train."
+    assert versions[0].text in versions[1].text.split("\n")
     assert tiers.profile_version == 2
     assert [event.pages for event in heard.of(SegmentPromoted)] == [5, 5]
     await talk(chat, SOUP[2])

@@ -79,9 +79,9 @@ class LongTerm:
         self.known.pop(old, None)
 
     def take_profile(self, record: NewRecord) -> None:
-        """Make this the current profile."""
+        """Make this the current profile; the one before stays as a version, even if the same merge wrote it."""
         if self.profile is not None:
-            self._replace(self.profile, record)
+            self.supersede[self.profile] = record.id
         self.add[record.id] = record
         self.profile = record.id
 
