@@ -23,6 +23,13 @@ _MICROSECOND = timedelta(microseconds=1)
 _NO_META = MessageMeta()
 _TOLD_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT})
 _ROLES = {role.value: role for role in MessageRole}  # five times as fast as the enumeration's own look-up
+# What `encode_message` writes around the text of a message that has one block, by role.
+_TEXT = '"text":"'
+_PLAIN_TAIL = '"}]}'
+_PLAIN_HEADS = {
+    f'{{"role":"{role.value}","additional_kwargs":{{}},"blocks":[{{"block_type":"text",{_TEXT}': role
+    for role in MessageRole
+}
 
 
 def encode_message(message: ChatMessage) -> str:
@@ -88,7 +95,7 @@ def decode_source(fields: Mapping[str, Any]) -> Source:
 
 
 def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
-    """Read many messages; one parse for all takes half the time of one for each.
+    """Read many messages, in half the time: one parse for all, and of a single block of text only that text.
 
     Args:
         data: JSON of each message.
@@ -96,13 +103,26 @@ def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
     Returns:
         What makes each message, or what is wrong with it.
     """
+    roles, parts = [], []
+    for written in data:
+        part, role = written or "", None
+        if part.endswith(_PLAIN_TAIL):
+            start = part.find(_TEXT) + len(_TEXT)
+            role = _PLAIN_HEADS.get(part[:start])
+            if role:
+                part = part[start - 1 : 1 - len(_PLAIN_TAIL)]
+        roles.append(role)
+        parts.append(part)
     try:
-        parsed = json.loads(f"[{','.join(data)}]")  # type: ignore[arg-type]  # a missing text raises, as it shall
-    except (ValueError, TypeError):
-        parsed = None
-    if parsed is None or len(parsed) != len(data):  # a row is damaged, perhaps by holding more than one value
-        return [_attempt(text) for text in data]
-    return [_attempt(fields) for fields in parsed]
+        parsed = json.loads(f"[{','.join(parts)}]")
+    except ValueError:
+        parsed = []
+    if len(parsed) != len(data):  # a row is damaged, perhaps by holding more than one value
+        return [_attempt(written) for written in data]
+    return [
+        PlainText(role, (value,)) if role and type(value) is str else _attempt(value if role is None else written)
+        for role, value, written in zip(roles, parsed, data, strict=True)
+    ]
 
 
 def _attempt(given: Any) -> Source | Exception:

@@ -184,7 +184,7 @@ def _decoded(
 def _stored(row: RawMessage, source: Source | Exception, sid: int, session_id: str) -> StoredMessage | Exception:
     if isinstance(source, Exception):
         return source
-    seq, uid, status, tokens, _, created_at, _, about = row
+    seq, uid, status, tokens, _, created_at, _, about = row[:8]
     try:
         meta = codec.decode_meta(about)
         said_at = codec.from_microseconds(created_at, meta.utc_offset_seconds)

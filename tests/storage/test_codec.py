@@ -144,6 +144,33 @@ def test_a_damaged_row_raises(data: str) -> None:
         codec.decode_message(data)
 
 
+@st.composite
+def damaged(draw: st.DrawFn, row: st.SearchStrategy[str]) -> str | None:
+    """A row of which a part was lost, doubled or overwritten."""
+    text = draw(row)
+    start, end = sorted(draw(st.lists(st.integers(0, len(text)), min_size=2, max_size=2)))
+    part = draw(st.sampled_from(["", '"', '","', '"},{"', "\\", text[start:end] * 2, '"}]}']))
+    return draw(st.sampled_from([None, text[:start] + part + text[end:]]))
+
+
+@given(st.lists(MESSAGES.map(codec.encode_message), max_size=6), st.data())
+def test_many_rows_are_read_as_each_alone_whichever_is_damaged(rows: list[str], data: st.DataObject) -> None:
+    told: list[str | None] = [*rows]
+    if rows:
+        hurt = data.draw(st.integers(0, len(rows) - 1))
+        told[hurt] = data.draw(damaged(st.just(rows[hurt])))
+    alone = [codec.decode_sources([row])[0] for row in told]
+    for together, one, row in zip(codec.decode_sources(told), alone, told, strict=True):
+        assert type(together) is type(one)
+        assert isinstance(one, Exception) or together == one
+        if isinstance(one, Exception):
+            with pytest.raises(type(one)):
+                codec.decode_message(row)  # type: ignore[arg-type]  # a row may have lost its text
+        else:
+            assert row is not None
+            assert copies.fresh([one])[0] == codec.decode_message(row)
+
+
 @given(MESSAGES, MESSAGES)
 def test_equal_hashes_mean_equal_messages(one: ChatMessage, other: ChatMessage) -> None:
     hashes = [codec.content_hash(codec.encode_message(message)) for message in (one, other)]
