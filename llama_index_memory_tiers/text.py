@@ -246,6 +246,27 @@ def mentions(text: str, speakers: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+def without_names(text: str, speakers: Iterable[str]) -> str:
+    """A question without the people whom it names.
+
+    Args:
+        text: A question.
+        speakers: Names as stored; roles among them stay in the text.
+
+    Returns:
+        The rest, or the whole text when there is nothing in the rest.
+    """
+    rest = text
+    for speaker in mentions(text, speakers):
+        name = speaker.strip()
+        if name.casefold() in _ROLES_ZH:
+            continue
+        first, *more = map(re.escape, re.findall(r"\w+", name))
+        whole = rf"\b{first}\b" + "".join(rf"(?:\W+{word}\b)?" for word in more) + "(?:['\u2019]s\\b)?"
+        rest = re.sub(re.escape(name) if re.search(f"[{_UNSPACED}]", name) else whole, " ", rest, flags=re.IGNORECASE)
+    return " ".join(rest.split()) if rest != text and analyse(rest) else text
+
+
 _ENTITY = re.compile(r"&(?:#\d+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?)")
 _TAG = re.compile(r"<(?=[^\W\d]|[!?|]|\s*/)")
 _BREAK = re.compile("\r\n|[\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")

@@ -18,6 +18,7 @@ from llama_index_memory_tiers.text import (
     escape,
     mentions,
     message_terms,
+    without_names,
 )
 
 NOW = datetime(2023, 6, 14, 10, 30, tzinfo=timezone.utc)  # a Wednesday
@@ -248,6 +249,33 @@ def test_roles_are_known_in_english_and_chinese():
 )
 def test_speakers_are_known_by_their_names(text, named):
     assert mentions(text, ["Maria", "John", "李明", "Ann Lee", "", "  "]) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("What did Maria eat?", "What did eat?"),
+        ("What is MARIA's dog called?", "What is dog called?"),
+        ("What is Maria\u2019s dog called?", "What is dog called?"),
+        ("What did Mariana eat?", "What did Mariana eat?"),
+        ("Where do Maria and John live?", "Where do and live?"),
+        ("When did Ann Lee move?", "When did move?"),
+        ("When did Ann move?", "When did move?"),
+        ("李明去了哪里？", "去了哪里？"),
+        ("Who is Maria?", "Who is Maria?"),  # nothing else is in it
+        ("What did the assistant say?", "What did the assistant say?"),
+        ("  two  spaces,\nno name ", "  two  spaces,\nno name "),
+    ],
+)
+def test_a_question_can_do_without_the_people_whom_it_names(text, rest):
+    assert without_names(text, ["Maria", "John", "李明", "Ann Lee", "assistant", "", "(.*)"]) == rest
+
+
+@given(ANY_TEXT, st.lists(ANY_TEXT, max_size=3))
+def test_leaving_names_out_invents_nothing_and_leaves_something(text, names):
+    rest = without_names(text, names)
+    assert rest == text or set(analyse(rest)) <= set(analyse(text)) | set(analyse(text.replace("'", " ")))
+    assert bool(analyse(rest)) == bool(analyse(text))
 
 
 @pytest.mark.parametrize(

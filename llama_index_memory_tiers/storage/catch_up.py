@@ -60,6 +60,10 @@ class OwnerIndexes:
         """How many indexes of these owners are held."""
         return sum(isinstance(key, tuple) and key[0] in owners for key in self._cache.held())
 
+    def known(self, owner: str, model: str) -> OwnerIndex | None:
+        """The index as it was last used, if it is held."""
+        return self._cache.get((owner, model))
+
     async def up_to_date(self, owner: str, model: str) -> OwnerIndex:
         """The index of one owner with all that is committed.
 

@@ -21,6 +21,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 
 _NO_META = MessageMeta()
+_REPLIERS = frozenset({"", "assistant", "助手", "助理"})
 _TOLD_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT})
 _ROLES = {role.value: role for role in MessageRole}  # five times as fast as the enumeration's own look-up
 # What `encode_message` writes around the text of a message that has one block, by role.
@@ -120,7 +121,9 @@ def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
     if len(parsed) != len(data):  # a row is damaged, perhaps by holding more than one value
         return [_attempt(written) for written in data]
     return [
-        PlainText(role, (value,)) if role and type(value) is str else _attempt(value if role is None else written)
+        PlainText(role, (value,))
+        if role and type(value) is str
+        else _attempt(value if isinstance(value, dict) else written)
         for role, value, written in zip(roles, parsed, data, strict=True)
     ]
 
@@ -206,17 +209,28 @@ def storable(text: str) -> str:
     return _SURROGATE.sub("\ufffd", text.replace("\0", "")) if not text.isascii() or "\0" in text else text
 
 
-def embedded_text(text: str, speaker: str = "") -> str:
-    """What stands for a text in the embedding space, whether it is embedded at once or again later.
+def embedded_text(text: str) -> str:
+    """What stands for a text in the embedding space: bounded, and without what tokenizers and HTTP clients refuse."""
+    return storable(text)[:MOST_CHARACTERS]
+
+
+def embedded_message(text: str, role: MessageRole, speaker: str) -> str:
+    """What stands for a message in the embedding space, whether it is embedded at once or again later.
+
+    Who said it is known without its vector, and a name in it draws a question that names somebody to all that they
+    said: +.012 / +.002 with a static model, +.012 / +.004 with a small transformer. A model's reply says that it is
+    one, as what people say of themselves answers more.
 
     Args:
-        text: What was said or noted.
-        speaker: Who said it, when the name is known.
+        text: What was said.
+        role: Whose it is.
+        speaker: Who said it, or "".
 
     Returns:
-        The text with its speaker, bounded, and without what tokenizers and HTTP clients refuse.
+        The text without its speaker; see `embedded_text`.
     """
-    return storable(f"{speaker}: {text}" if speaker else text)[:MOST_CHARACTERS]
+    reply = role == MessageRole.ASSISTANT and speaker.strip().casefold() in _REPLIERS
+    return embedded_text(f"Assistant: {text}" if reply else text)
 
 
 def told(messages: Iterable[StoredMessage]) -> str:

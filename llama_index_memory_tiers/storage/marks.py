@@ -253,10 +253,10 @@ class MarkStore:
         return list(found.values())
 
     async def vectors(self, owner: str, model: str, after: int) -> list[Any]:
-        """Vectors of live records, a page by id."""
+        """Vectors of live records with their speakers, a page by id."""
         r, e = self._t.records, self._t.embeddings
         query = (
-            select(r.c.id, e.c.vec)
+            select(r.c.id, r.c.speaker, e.c.vec)
             .join_from(r, e, and_(e.c.record_id == r.c.id, e.c.model == model))
             .where(r.c.owner == owner, r.c.id > after, self._indexed)
             .order_by(r.c.id)

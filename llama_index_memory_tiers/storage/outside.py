@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +32,13 @@ _MOST_CENTRES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Centre:
-    """Sum of an owner's vectors as of a revision."""
+    """Sum of an owner's vectors as of a revision, and who is heard in their records."""
 
     epoch: int
     rev: int
     embedded: int
     total: Array | None
+    speakers: tuple[str, ...]
 
 
 class OutsideSearch:
@@ -90,6 +91,21 @@ class OutsideSearch:
             self.keeper.failed(error)
             return self._degraded(type(error).__name__, len(pending))
 
+    def drop(self, owners: Collection[str]) -> None:
+        """Let what is held of owners go."""
+        for key in [key for key in self._centres if key[0] in owners]:
+            self._centres.pop(key, None)
+
+    async def speakers(self, owner: str, model: str) -> tuple[str, ...] | None:
+        """Who is heard in an owner's embedded records, up to a hundredth of them ago; `None` without an owner."""
+        known = self._centres.get((owner, model))
+        if known is None:
+            standing = await self._marks.standing(owner, model)
+            if standing is None:
+                return None
+            known = await self._centre(owner, model, standing)
+        return known.speakers
+
     @staticmethod
     def _degraded(error: str, pending: int | None = None) -> list[Hit] | None:
         emit(IndexDegraded(error=error, pending=pending))
@@ -128,8 +144,10 @@ class OutsideSearch:
                 return known
         after, embedded = 0, 0
         total: Array | None = None
+        speakers: dict[str, None] = {}
         while page := await self._marks.vectors(owner, model, after):
             after = page[-1].id
+            speakers.update(dict.fromkeys(row.speaker for row in page if row.speaker))
             sizes = [len(row.vec) for row in page]
             size = len(total) * 2 if total is not None else sizes[0]
             part = [row.vec for row, bytes_ in zip(page, sizes, strict=True) if bytes_ == size]
@@ -138,7 +156,7 @@ class OutsideSearch:
                 summed = vectors.sum(axis=0, dtype=np.float32).astype(np.float64)
                 total = summed if total is None else total + summed
                 embedded += len(part)
-        made = self._centres[key] = _Centre(standing.epoch, standing.rev, embedded, total)
+        made = self._centres[key] = _Centre(standing.epoch, standing.rev, embedded, total, tuple(speakers))
         while len(self._centres) > _MOST_CENTRES:
             self._centres.popitem(last=False)
         return made

@@ -58,6 +58,10 @@ class OwnerReader:
         """Candidates, best first; see `RecordStore.search`."""
         return await self._store.search(self.owner, model, query)
 
+    async def speakers(self, *, model: str = "") -> tuple[str, ...]:
+        """Who is heard in this owner's records; see `OwnerSearch.speakers`."""
+        return await self._store.finder.speakers(self.owner, model)
+
     async def search_all(self, queries: Iterable[IndexQuery], *, model: str = "") -> list[list[Hit]]:
         """Several searches of one state of the records; see `RecordStore.search_all`."""
         return await self._store.search_all(self.owner, model, queries)

@@ -100,7 +100,7 @@ class RecordStore:
 
     def drop_cached(self, owners: Collection[str]) -> None:
         """Let the indexes of owners go, and what blocks made of their records."""
-        self.indexes.drop(owners)
+        self.finder.drop(owners)
         self.made.drop(owners)
 
     def cached(self, owners: Collection[str]) -> int:

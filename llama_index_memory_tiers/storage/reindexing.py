@@ -319,11 +319,11 @@ def _text_of(row: Any, messages: Sequence[StoredMessage]) -> str:
         task = codec.read_json(row.data).get("task")
         return codec.embedded_text(task if isinstance(task, str) else row.text)
     try:
-        text = (codec.decode_message(row.message).content or "").strip()
+        message = codec.decode_message(row.message)
         speaker = codec.decode_meta(row.meta).sent_from
     except Exception:  # noqa: BLE001  # a damaged row, which the log reports
         return ""
-    return codec.embedded_text(text, speaker)
+    return codec.embedded_message((message.content or "").strip(), message.role, speaker)
 
 
 def _check_model(model: Any) -> None:

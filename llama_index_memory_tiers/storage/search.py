@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,8 +31,16 @@ class Outside(Protocol):
         """Candidates, or `None` when the owner index is to answer."""
         ...
 
+    async def speakers(self, owner: str, model: str) -> tuple[str, ...] | None:
+        """Who is heard in an owner's records, or `None` when the owner index is to answer."""
+        ...
+
     def soon(self, owner: str) -> None:
         """Something about this owner has changed."""
+        ...
+
+    def drop(self, owners: Collection[str]) -> None:
+        """Let what is held of owners go."""
         ...
 
 
@@ -64,6 +72,12 @@ class OwnerSearch:
         if self.outside is not None:
             self.outside.soon(owner)
 
+    def drop(self, owners: Collection[str]) -> None:
+        """Let the indexes of owners go, and what is held of the index outside."""
+        self._indexes.drop(owners)
+        if self.outside is not None:
+            self.outside.drop(owners)
+
     async def search_all(self, owner: str, model: str, queries: Iterable[IndexQuery]) -> list[list[Hit]]:
         """Several searches of one state of the records, which is looked up once.
 
@@ -89,6 +103,22 @@ class OwnerSearch:
                 hits = index.search(query)
             found.append(hits)
         return found
+
+    async def speakers(self, owner: str, model: str) -> tuple[str, ...]:
+        """Who is heard in an owner's records; somebody new may be missing, which costs no statement when it is warm.
+
+        Args:
+            owner: Whose records.
+            model: Name of the embedding model whose vectors count; '' for none.
+
+        Returns:
+            Names, and roles of those without one.
+        """
+        outside = None if self.outside is None else await self.outside.speakers(owner, model)
+        if outside is not None:
+            return outside
+        index = self._indexes.known(owner, model) or await self._indexes.up_to_date(owner, model)
+        return index.speakers
 
     async def _compare(self, index: OwnerIndex, owner: str, model: str, query: IndexQuery) -> None:
         """Find out at the first question whether records were embedded with another model.

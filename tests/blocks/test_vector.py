@@ -67,6 +67,54 @@ async def test_meaning_finds_what_words_do_not(storage, wordllama_model):
     assert "dense" in best.legs
 
 
+class Listening(HashEmbedding):
+    """Writes down what it embeds."""
+
+    texts: list[str] = Field(default_factory=list)
+    questions: list[str] = Field(default_factory=list)
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        self.texts.append(text)
+        return super()._get_text_embedding(text)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        self.questions.append(query)
+        return await super()._aget_query_embedding(query)
+
+
+async def test_who_spoke_is_no_part_of_what_a_message_means_but_a_model_s_reply_says_that_it_is_one(storage):
+    model = Listening()
+    memory = remembering(storage, embed_model=model)
+    reply = ChatMessage(role="assistant", content="Try the night train.")
+    await memory.aput(user("I go to Graz."), sent_from="Maya")
+    await memory.aput(ChatMessage(role="assistant", content="I went there once."), sent_from="Ben")
+    await memory.aput(user("How is it?"))
+    for name in ("", "Assistant", "助手"):
+        await memory.aput(reply, sent_from=name)
+    await memory.aflush()
+    told = "Assistant: Try the night train."
+    assert sorted(model.texts) == sorted(["I go to Graz.", "I went there once.", "How is it?", told, told, told])
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_the_names_of_those_who_spoke_are_no_part_of_what_a_question_means(storage, restarted):
+    model = Listening()
+    memory = remembering(storage, embed_model=model)
+    await tell(memory, "I go to Graz.", sent_from="Maya")
+    await tell(memory, "Ben's cat is called Tom.", sent_from="Ben Adler")
+    await memory.aflush()
+    if restarted:
+        storage.records.drop_cached({"u:maya"})
+    asked = ("Where does Maya go?", "What is Ben's cat called?", "Who is Maya?", "Does Mayas cat know Tom?")
+    found = [await recalled(memory, question) for question in asked]
+    assert model.questions == ["Where does go?", "What is cat called?", "Who is Maya?", "Does Mayas cat know Tom?"]
+    assert "I go to Graz." in found[0][0]
+    assert "called Tom" in found[1][0]
+    other = memory.for_session("x", user_id="ben")
+    await other.aexplain("Where does Maya go?")
+    assert model.questions[-1] == "Where does Maya go?"  # nobody of that name speaks with this user
+
+
 async def test_chinese_finds_chinese(storage):
     memory = remembering(storage)
     await tell(memory, "我女儿下个月开始学钢琴，老师叫张玮。", *[f"今天天气不错，第{n}次散步。" for n in range(20)])

@@ -493,6 +493,29 @@ def remembering(storage: Storage) -> TieredMemory:
     return TieredMemory(storage=storage, user_id="ann", session_id="s", memory_blocks=blocks, delivery="inline")
 
 
+async def test_who_speaks_is_known_without_the_owner_index_and_dropped_with_the_owner(
+    client: AsyncQdrantClient,
+) -> None:
+    async with Storage(vectors=client) as storage:
+        memory = remembering(storage)
+        finder, model = storage.records.finder, HashEmbedding().model_name
+        assert await finder.speakers("u:ann", model) == ()
+        await memory.aput_messages(
+            [said("user", "The parrot is called Io."), said("assistant", "Nice.")], sent_from="Ann"
+        )
+        await memory.aflush()
+        await storage.sync_index()
+        storage.records.drop_cached({"u:ann"})
+        assert await finder.speakers("u:ann", model) == ("Ann",)
+        assert storage.records.indexes.held({"u:ann"}) == 0
+        statements = storage.statements
+        assert await finder.speakers("u:ann", model) == ("Ann",)
+        assert storage.statements == statements
+        await memory.aforget(scope="user")
+        assert await finder.speakers("u:ann", model) == ()
+        await memory.aclose()
+
+
 async def test_the_chat_goes_on_while_the_server_is_away(
     client: AsyncQdrantClient, degraded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ from llama_index_memory_tiers.blocks.vector.recollections import (
     within_quotas,
 )
 from llama_index_memory_tiers.budget import Item, TokenCounter
-from llama_index_memory_tiers.embeddings import MOST_CHARACTERS, embed_model_of_settings
+from llama_index_memory_tiers.embeddings import embed_model_of_settings
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, StorageError
 from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.extraction.classes import classify
@@ -60,7 +60,7 @@ from llama_index_memory_tiers.records import (
 )
 from llama_index_memory_tiers.scoring import age_decay
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec
-from llama_index_memory_tiers.text import message_terms
+from llama_index_memory_tiers.text import message_terms, without_names
 
 _RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.FUNCTION})
 # Larger batches are analysed and counted in a thread: 5 million characters take 1.5 s.
@@ -163,7 +163,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return None
         texts = [text for _, text in told]
         vectors = await self._embed(
-            [codec.embedded_text(text, stored.meta.sent_from) for stored, text in told], batch.scope
+            [codec.embedded_message(text, stored.role, stored.meta.sent_from) for stored, text in told], batch.scope
         )
         parts = await self._classified(texts, batch.scope)
         if sum(map(len, texts)) > _THREAD_CHARACTERS:
@@ -298,7 +298,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     async def _candidates(
         self, text: str, reader: OwnerReader, scope: Scope, now: datetime, visible: frozenset[Place], *, limit: int
     ) -> list[Hit]:
-        vector = await self._query_vector(text, scope)
+        vector = await self._query_vector(text, reader, scope)
         store = self.vector_store is not None and vector is not None
         asked = IndexQuery(
             text=text,
@@ -372,11 +372,13 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         recent = [message.content or "" for message in query.messages[-self.retrieval_context_window :]]
         return "\n".join(dict.fromkeys([*recent, query.text]))
 
-    async def _query_vector(self, text: str, scope: Scope) -> tuple[float, ...] | None:
+    async def _query_vector(self, text: str, reader: OwnerReader, scope: Scope) -> tuple[float, ...] | None:
         if self.embed_model is None:
             return None
+        # Messages are embedded without the names of who said them.
+        meant = without_names(text, await reader.speakers(model=self._model))
         try:
-            vector = await embed_query(self.embed_model, text[:MOST_CHARACTERS])
+            vector = await embed_query(self.embed_model, codec.embedded_text(meant))
         except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find messages
             emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
             return None

@@ -131,6 +131,12 @@ class OwnerIndex:
         return self._rows.dimensions
 
     @property
+    def speakers(self) -> tuple[str, ...]:
+        """Who was ever heard in the records, names or roles."""
+        with self._lock:
+            return tuple(name for name in self._rows.names["speaker"].names if name)
+
+    @property
     def embedded(self) -> int:
         """How many rows have an embedding of that size."""
         return self._rows.embedded
