@@ -12,6 +12,7 @@ from datetime import datetime
 
 import Stemmer
 
+from llama_index_memory_tiers.answers import told_in
 from llama_index_memory_tiers.dates import MAX_DATED_CHARS, MONTHS, number
 
 MAX_ANALYSED_CHARS = 100_000
@@ -204,7 +205,7 @@ def message_terms(text: str, *, speaker: str = "", when: datetime | None = None)
         when: When, in the speaker's zone.
 
     Returns:
-        Terms of text, speaker and day, and `QUESTION` when the message ends by asking.
+        Terms of text, speaker and day, `QUESTION` when the message ends by asking, and what it tells (`answers`).
     """
     found = Counter(analyse(text))
     found.update(analyse(speaker))
@@ -212,6 +213,7 @@ def message_terms(text: str, *, speaker: str = "", when: datetime | None = None)
         found.update(day_terms(when))
     if _ASKS.search(text[-MAX_DATED_CHARS:]):
         found[QUESTION] = 1
+    found.update(told_in(text[:MAX_ANALYSED_CHARS]))
     return dict(found)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from typing_extensions import Self
 
 from llama_index_memory_tiers import scoring
+from llama_index_memory_tiers.answers import asked_for
 from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.errors import embedding_mismatch
 from llama_index_memory_tiers.records import Place, aware
@@ -87,7 +88,8 @@ class Hit(NamedTuple):
     Args:
         id: Row id.
         score: Sum of its legs.
-        legs: What each leg gave: `bm25`, `dense`, `speaker`, `date`, `question` (negative), `session`; zeros left out.
+        legs: What each leg gave: `bm25`, `dense`, `speaker`, `date`, `question` (negative), `answer`, `session`;
+            zeros left out.
         place: Session row and position, when it is a message.
         tokens: Size when shown.
         said_at: When it was said, epoch seconds.
@@ -271,9 +273,16 @@ class OwnerIndex:
         dated = self._dated(query)
         if dated is not None:
             legs["date"] = np.where(dated & among, np.float32(weights.date), zero)
-        legs["question"] = np.zeros(self._rows.size, np.float32)
-        legs["question"][self._rows.postings.find(term_number(QUESTION))[0]] = -weights.question
+        legs["question"] = self._marked((QUESTION,), -weights.question)
+        if kinds := asked_for(query.text):
+            legs["answer"] = self._marked(kinds, weights.answer)
         return legs, evidence
+
+    def _marked(self, terms: Sequence[str], weight: float) -> Array:
+        """The weight at rows that hold one of these terms, shape (rows,)."""
+        leg = np.zeros(self._rows.size, np.float32)
+        leg[self._rows.postings.find_any([term_number(term) for term in terms])[0]] = weight
+        return leg
 
     def _moved(self, vector: Array, corpus: Corpus | None) -> Array:
         if corpus is None:
