@@ -20,6 +20,7 @@ from llama_index_memory_tiers.scoring import Weights
 from llama_index_memory_tiers.storage import IndexQuery
 from llama_index_memory_tiers.storage.index import OwnerIndex
 from llama_index_memory_tiers.testing import WordLlamaEmbedding
+from llama_index_memory_tiers.text import without_names
 
 BUDGETS = (500, 1000, 2000)
 TRIED: Mapping[str, Sequence[float]] = {
@@ -29,6 +30,7 @@ TRIED: Mapping[str, Sequence[float]] = {
     "speaker": (0.0, 0.15, 0.3, 0.45, 0.6),
     "date": (0.0, 0.05, 0.1, 0.2, 0.4),
     "question": (0.0, 0.05, 0.1, 0.2, 0.3),
+    "answer": (0.0, 0.1, 0.15, 0.2, 0.3),
 }
 
 
@@ -69,7 +71,7 @@ async def _read(user: str) -> _Chat:
     now = told[-1].said_at + timedelta(days=1)
     asked = []
     for question in load_questions(user):
-        vector = model.get_query_embedding(question.question)
+        vector = model.get_query_embedding(without_names(question.question, index.speakers))
         query = IndexQuery(text=question.question, now=now, vector=vector, limit=len(told))
         asked.append((query, frozenset(seqs[name] for name in question.evidence)))
     return _Chat(index, asked)
