@@ -9,11 +9,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
+from itertools import islice
 
 import Stemmer
 
-from llama_index_memory_tiers.answers import told_in
 from llama_index_memory_tiers.dates import MAX_DATED_CHARS, MONTHS, number
+from llama_index_memory_tiers.wanted import told_in
 
 MAX_ANALYSED_CHARS = 100_000
 """A longer message is found by its beginning; this much takes 0.2 s to analyse."""
@@ -205,7 +206,7 @@ def message_terms(text: str, *, speaker: str = "", when: datetime | None = None)
         when: When, in the speaker's zone.
 
     Returns:
-        Terms of text, speaker and day, `QUESTION` when the message ends by asking, and what it tells (`answers`).
+        Terms of text, speaker and day, `QUESTION` when the message ends by asking, and what it tells (`wanted`).
     """
     found = Counter(analyse(text))
     found.update(analyse(speaker))
@@ -217,7 +218,12 @@ def message_terms(text: str, *, speaker: str = "", when: datetime | None = None)
     return dict(found)
 
 
-_ROLES_ZH = {"assistant": ("助手", "助理"), "user": ("用户",)}
+ROLES_ZH = {"assistant": ("助手", "助理"), "user": ("用户",)}
+"""What chat roles are called in Chinese."""
+_ROLES = {"system", "developer", "user", "assistant", "tool", "function", "chatbot", "model"}
+_NO_NAMES = frozenset({*_STOP_EN, *_ROLES, *(month.casefold() for month in MONTHS)})
+_MOST_SPEAKERS, _MOST_NAME_WORDS, _FEWEST_TERMS_LEFT = 1_000, 6, 2
+_WORD, _POSSESSIVE = re.compile(r"\w+"), re.compile("['\u2019]s\\b")
 
 
 def mentions(text: str, speakers: Iterable[str]) -> frozenset[str]:
@@ -237,7 +243,7 @@ def mentions(text: str, speakers: Iterable[str]) -> frozenset[str]:
     found = set()
     for speaker in speakers:
         name = speaker.strip().casefold()
-        if any(alias in folded for alias in _ROLES_ZH.get(name, ())):
+        if any(alias in folded for alias in ROLES_ZH.get(name, ())):
             found.add(speaker)
         parts = re.findall(r"\w+", name)
         if not parts:
@@ -253,20 +259,43 @@ def without_names(text: str, speakers: Iterable[str]) -> str:
 
     Args:
         text: A question.
-        speakers: Names as stored; roles among them stay in the text.
+        speakers: Names as stored. Left in the text are roles, names that begin with an everyday word, a month or a
+            number, what is written small, and those beyond the first thousand.
 
     Returns:
-        The rest, or the whole text when there is nothing in the rest.
+        The rest, each name gone with the space before it, or the whole text when hardly anything is in the rest.
     """
-    rest = text
-    for speaker in mentions(text, speakers):
+    spans = sorted(_named_at(text, islice(speakers, _MOST_SPEAKERS)))
+    rest, end = "", 0
+    for start, stop in spans:
+        rest += text[end:start].rstrip(" ") if start >= end else ""
+        end = max(end, stop)
+    rest = (rest + text[end:]).lstrip() if spans else text
+    return rest if not spans or len(analyse(rest)) >= _FEWEST_TERMS_LEFT else text
+
+
+def _named_at(text: str, speakers: Iterable[str]) -> Iterable[tuple[int, int]]:
+    """Where a text names speakers."""
+    by_first: dict[str, list[list[str]]] = {}
+    for speaker in speakers:
         name = speaker.strip()
-        if name.casefold() in _ROLES_ZH:
+        if len(name) > 1 and re.search(f"[{_UNSPACED}]", name):
+            start = text.find(name)
+            while start >= 0:
+                yield start, start + len(name)
+                start = text.find(name, start + len(name))
+        elif words := _WORD.findall(name.casefold()):
+            by_first.setdefault(words[0], []).append(words[1:_MOST_NAME_WORDS])
+    words = list(_WORD.finditer(text)) if by_first else []
+    for at, word in enumerate(words):
+        first = word[0].casefold()
+        if first not in by_first or first in _NO_NAMES or first.isdigit() or word[0][0].islower():
             continue
-        first, *more = map(re.escape, re.findall(r"\w+", name))
-        whole = rf"\b{first}\b" + "".join(rf"(?:\W+{word}\b)?" for word in more) + "(?:['\u2019]s\\b)?"
-        rest = re.sub(re.escape(name) if re.search(f"[{_UNSPACED}]", name) else whole, " ", rest, flags=re.IGNORECASE)
-    return " ".join(rest.split()) if rest != text and analyse(rest) else text
+        following = [one[0].casefold() for one in words[at + 1 : at + _MOST_NAME_WORDS]]
+        whole = max((len(more) for more in by_first[first] if more == following[: len(more)]), default=0)
+        end = words[at + whole].end()
+        possessive = _POSSESSIVE.match(text, end)
+        yield word.start(), possessive.end() if possessive else end
 
 
 _ENTITY = re.compile(r"&(?:#\d+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?)")

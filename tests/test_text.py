@@ -1,6 +1,7 @@
 """Promises of `text`."""
 
 import html
+import re
 import threading
 from datetime import datetime, timedelta, timezone
 
@@ -254,28 +255,55 @@ def test_speakers_are_known_by_their_names(text, named):
 @pytest.mark.parametrize(
     ("text", "rest"),
     [
-        ("What did Maria eat?", "What did eat?"),
+        ("What did Maria eat for lunch?", "What did eat for lunch?"),
         ("What is MARIA's dog called?", "What is dog called?"),
-        ("What is Maria\u2019s dog called?", "What is dog called?"),
-        ("What did Mariana eat?", "What did Mariana eat?"),
-        ("Where do Maria and John live?", "Where do and live?"),
-        ("When did Ann Lee move?", "When did move?"),
-        ("When did Ann move?", "When did move?"),
-        ("李明去了哪里？", "去了哪里？"),
-        ("Who is Maria?", "Who is Maria?"),  # nothing else is in it
-        ("What did the assistant say?", "What did the assistant say?"),
-        ("  two  spaces,\nno name ", "  two  spaces,\nno name "),
+        ("Maria\u2019s dog is called what?", "dog is called what?"),
+        ("What did Mariana eat for lunch?", "What did Mariana eat for lunch?"),
+        ("Where do Maria and John live now, Maria?", "Where do and live now,?"),
+        ("When did Ann Lee move to Graz?", "When did move to Graz?"),
+        ("When did Ann move to Graz?", "When did move to Graz?"),
+        ("李明去了哪里上学？", "去了哪里上学？"),
+        ("a  b\nMaria  c\n d e", "a  b\n  c\n d e"),
+        # Nothing, or hardly anything, else is in it.
+        ("Who is Maria?", "Who is Maria?"),
+        ("What did Maria eat?", "What did Maria eat?"),
+        # What is no name of a person, or need not be one.
+        ("What did the Assistant say of the fence?", "What did the Assistant say of the fence?"),
+        ("Which Tool did I use for the fence?", "Which Tool did I use for the fence?"),
+        ("What art does she like in Graz?", "What art does she like in Graz?"),
+        ("Will she move to Graz soon?", "Will she move to Graz soon?"),
+        ("What happens in May in Graz?", "What happens in May in Graz?"),
+        ("What did The boss say of lunch?", "What did The boss say of lunch?"),
+        ("What happened on 3 June in Graz?", "What happened on 3 June in Graz?"),
+        ("明天下雪吗去爬山", "明天下雪吗去爬山"),
+        ("  two  spaces,\nno name at all ", "  two  spaces,\nno name at all "),
     ],
 )
 def test_a_question_can_do_without_the_people_whom_it_names(text, rest):
-    assert without_names(text, ["Maria", "John", "李明", "Ann Lee", "assistant", "", "(.*)"]) == rest
+    people = ["Maria", "John", "李明", "Ann Lee", "Art", "Will Smith", "May", "The Boss", "3", "雪"]
+    assert without_names(text, [*people, "assistant", "tool", "", "(.*)", "\u0345", "Maria " * 1_000]) == rest
+
+
+@given(st.text("ab \n'", max_size=30), st.text("ab \n'", max_size=30), st.sampled_from(["Maria", "Ann Lee", "李明"]))
+def test_a_name_goes_and_nothing_else(before, after, name):
+    text = f"lunch in Graz {before} {name} {after} dinner in Linz"
+    assert without_names(text, [name]).split() == f"lunch in Graz {before} {after} dinner in Linz".split()
 
 
 @given(ANY_TEXT, st.lists(ANY_TEXT, max_size=3))
-def test_leaving_names_out_invents_nothing_and_leaves_something(text, names):
+def test_odd_names_and_questions_harm_nothing(text, names):
     rest = without_names(text, names)
-    assert rest == text or set(analyse(rest)) <= set(analyse(text)) | set(analyse(text.replace("'", " ")))
-    assert bool(analyse(rest)) == bool(analyse(text))
+    assert rest == text or len(analyse(rest)) >= 2
+
+
+def test_of_many_speakers_a_thousand_are_known_and_none_is_searched_for_by_a_pattern_of_its_own(monkeypatch):
+    speakers = [f"Person{number}" for number in range(3_000)]
+    patterns = set()
+    look_up = re._compile
+    monkeypatch.setattr(re, "_compile", lambda *given: patterns.add(given) or look_up(*given))
+    text = "lunch in Graz " + " ".join(speakers)
+    assert without_names(text, speakers).split() == ["lunch", "in", "Graz", *speakers[1_000:]]
+    assert len(patterns) < 10
 
 
 @pytest.mark.parametrize(

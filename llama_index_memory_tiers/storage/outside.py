@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -97,14 +98,15 @@ class OutsideSearch:
             self._centres.pop(key, None)
 
     async def speakers(self, owner: str, model: str) -> tuple[str, ...] | None:
-        """Who is heard in an owner's embedded records, up to a hundredth of them ago; `None` without an owner."""
+        """Who was heard in an owner's embedded records when they were searched last; `None` as in `search`."""
         known = self._centres.get((owner, model))
-        if known is None:
+        if known is None and not self.keeper.resting:
             standing = await self._marks.standing(owner, model)
             if standing is None:
-                return None
-            known = await self._centre(owner, model, standing)
-        return known.speakers
+                return ()
+            with contextlib.suppress(ValueError):  # a damaged vector, which the owner index leaves out
+                known = await self._centre(owner, model, standing)
+        return known.speakers if known is not None and known.embedded else None
 
     @staticmethod
     def _degraded(error: str, pending: int | None = None) -> list[Hit] | None:

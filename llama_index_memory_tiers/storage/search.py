@@ -105,7 +105,7 @@ class OwnerSearch:
         return found
 
     async def speakers(self, owner: str, model: str) -> tuple[str, ...]:
-        """Who is heard in an owner's records; somebody new may be missing, which costs no statement when it is warm.
+        """Who is heard in an owner's records; without a statement when they were searched before, as of then.
 
         Args:
             owner: Whose records.
@@ -117,8 +117,8 @@ class OwnerSearch:
         outside = None if self.outside is None else await self.outside.speakers(owner, model)
         if outside is not None:
             return outside
-        index = self._indexes.known(owner, model) or await self._indexes.up_to_date(owner, model)
-        return index.speakers
+        index = self._indexes.known(owner, model)
+        return (await self._indexes.up_to_date(owner, model) if index is None else index).speakers
 
     async def _compare(self, index: OwnerIndex, owner: str, model: str, query: IndexQuery) -> None:
         """Find out at the first question whether records were embedded with another model.

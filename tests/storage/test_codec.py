@@ -171,6 +171,19 @@ def test_many_rows_are_read_as_each_alone_whichever_is_damaged(rows: list[str], 
             assert copies.fresh([one])[0] == codec.decode_message(row)
 
 
+def test_a_message_of_several_blocks_among_plain_ones_costs_no_parse_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = ChatMessage(role="user", blocks=[TextBlock(text="a"), TextBlock(text="b")])
+    seen = ChatMessage(role="user", blocks=[TextBlock(text="a"), ImageBlock(url="https://x.org/a.png", detail="low")])
+    plain = ChatMessage(role="user", content='it says "},{" in it')
+    messages = [plain, two, plain, seen, plain]
+    rows = [codec.encode_message(message) for message in messages]
+    parsed: list[str] = []
+    loads = json.loads
+    monkeypatch.setattr(codec.json, "loads", lambda text: parsed.append(text) or loads(text))
+    assert copies.fresh(one for one in codec.decode_sources(rows) if not isinstance(one, Exception)) == messages
+    assert len(parsed) == 1
+
+
 @given(MESSAGES, MESSAGES)
 def test_equal_hashes_mean_equal_messages(one: ChatMessage, other: ChatMessage) -> None:
     hashes = [codec.content_hash(codec.encode_message(message)) for message in (one, other)]

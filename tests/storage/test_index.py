@@ -27,6 +27,7 @@ from llama_index_memory_tiers.storage.index import (
     table,
 )
 from llama_index_memory_tiers.text import QUESTION, analyse, message_terms
+from llama_index_memory_tiers.wanted import wanted_by
 
 NOW = datetime(2023, 6, 14, 12, tzinfo=timezone.utc)
 # Seeds, not `st.randoms`: that one tries normal numbers no generator would give, and shrinks for minutes.
@@ -164,6 +165,7 @@ def plain_search(query, states):
         s += w.speaker * (r.speaker in named and len(named) < len(speakers))
         s += w.date * any(r.said_at is not None and a.timestamp() <= r.said_at < b.timestamp() for a, b in spans)
         s -= w.question * (module.term_number(QUESTION) in counts_of(r))
+        s += w.answer * bool({*map(module.term_number, wanted_by(query.text))} & {*counts_of(r)})
         score[r.id] = s
     best = {}
     together = {r.id: sitting(r, rows) for r in among}
@@ -181,7 +183,7 @@ def plain_search(query, states):
 def random_rows(rng, count, *, vectors):
     rows = []
     for id_ in range(1, count + 1):
-        text = " ".join(rng.choices(WORDS, k=rng.randint(1, 6))) + rng.choice(["", "", "?"])
+        text = " ".join(rng.choices([*WORDS, "two", "hours"], k=rng.randint(1, 6))) + rng.choice(["", "", "?"])
         rows.append(
             make(
                 id_, text, rev=id_, sid=rng.choice([None, 1, 2, 3]), seq=rng.choice([None, *[id_] * 9]),
@@ -202,7 +204,9 @@ def random_rows(rng, count, *, vectors):
 def random_query(rng, *, vectors):
     return IndexQuery(
         text=" ".join(
-            rng.choices([*WORDS, "pet", "drink", "maria", "john", "in may", "yesterday", "the"], k=rng.randint(1, 5))
+            rng.choices(
+                [*WORDS, "pet", "drink", "maria", "john", "in may", "yesterday", "the", "how long"], k=rng.randint(1, 5)
+            )
         ),
         now=NOW,
         vector=[rng.gauss(0, 1) for _ in range(4)] if vectors else None,

@@ -105,7 +105,7 @@ def vector_of(rng: random.Random, size: int = SIZE) -> tuple[float, ...]:
 
 
 def record(rng: random.Random, storage: Storage, **fields: Any) -> NewRecord:
-    words = " ".join(rng.choices(WORDS, k=rng.randint(1, 6))) + rng.choice(["", "?"])
+    words = " ".join(rng.choices([*WORDS, "two hours"], k=rng.randint(1, 6))) + rng.choice(["", "?"])
     said_at = NOW - timedelta(days=rng.randint(0, 90), minutes=rng.randint(0, 600))
     speaker = rng.choice(PEOPLE)
     made = {
@@ -202,7 +202,7 @@ class World:
     def question(self) -> IndexQuery:
         rng = self.rng
         text = " ".join(rng.choices([*WORDS, "pet", "drink"], k=rng.randint(1, 3))) + rng.choice(
-            ["", " Ann", " in April", " yesterday"]
+            ["", " Ann", " in April", " yesterday", " how long"]
         )
         return IndexQuery(
             text=text,
@@ -513,6 +513,24 @@ async def test_who_speaks_is_known_without_the_owner_index_and_dropped_with_the_
         assert storage.statements == statements
         await memory.aforget(scope="user")
         assert await finder.speakers("u:ann", model) == ()
+        await memory.aclose()
+
+
+async def test_a_damaged_vector_stops_no_question(client: AsyncQdrantClient) -> None:
+    async with Storage(vectors=client) as storage:
+        memory = remembering(storage)
+        told = [said("user", "The parrot is called Io."), said("assistant", "Nice.")]
+        await memory.aput_messages(told, sent_from="Ann")
+        await memory.aflush()
+        await storage.sync_index()
+        embeddings = storage.records._t.embeddings
+
+        async def damage(connection: Any) -> None:
+            await connection.execute(embeddings.update().where(embeddings.c.record_id == 1).values(vec=b"\x01\x02\x03"))
+
+        await storage.records._database.write(damage)
+        storage.records.drop_cached({"u:ann"})
+        assert "The parrot is called Io." in {one.text for one in await memory.arecall("What is Ann's parrot called?")}
         await memory.aclose()
 
 

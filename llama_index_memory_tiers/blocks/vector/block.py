@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -272,8 +273,9 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         """What fills the allowance, best first."""
         limit = max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE)
         known: dict[int, Found] = {}
+        asked = IndexQuery(text, query.now, await self._query_vector(text, reader, query.scope), exclude=query.visible)
         while True:
-            hits = await self._candidates(text, reader, query.scope, query.now, query.visible, limit=limit)
+            hits = await self._candidates(replace(asked, limit=limit), reader, query.scope)
             if self.partitions:
                 return within_quotas(distinct(await read_found(reader, hits)), self.partitions)[: self.similarity_top_k]
             found = await self._enough(hits, query.allowance, reader, known)
@@ -295,24 +297,14 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return text
         return codec.storable(f"{text}\n{alone}")
 
-    async def _candidates(
-        self, text: str, reader: OwnerReader, scope: Scope, now: datetime, visible: frozenset[Place], *, limit: int
-    ) -> list[Hit]:
-        vector = await self._query_vector(text, reader, scope)
-        store = self.vector_store is not None and vector is not None
-        asked = IndexQuery(
-            text=text,
-            now=now,
-            vector=None if store else vector,
-            kinds=KINDS,
-            blocks=frozenset({self.key}),
-            exclude=visible,
-            limit=limit,
-        )
-        hits = await search(reader, asked, self._model, self._unusable(scope))
-        if store and vector is not None:
-            hits = fused(await self._near(text, vector, visible, reader, scope), hits, limit)
-        return [*sorted(self._decayed(hits, now), key=lambda hit: -hit.score)] if self.decay_rate else hits
+    async def _candidates(self, asked: IndexQuery, reader: OwnerReader, scope: Scope) -> list[Hit]:
+        elsewhere = None if self.vector_store is None else asked.vector
+        vector = asked.vector if self.vector_store is None else None
+        here = replace(asked, vector=vector, kinds=KINDS, blocks=frozenset({self.key}))
+        hits = await search(reader, here, self._model, self._unusable(scope))
+        if elsewhere is not None:
+            hits = fused(await self._near(asked.text, elsewhere, asked.exclude, reader, scope), hits, asked.limit)
+        return [*sorted(self._decayed(hits, asked.now), key=lambda hit: -hit.score)] if self.decay_rate else hits
 
     def _decayed(self, hits: Sequence[Hit], now: datetime) -> Iterable[Hit]:
         for hit in hits:
@@ -358,8 +350,9 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     ) -> list[Recollection]:
         """Look messages and notes up; see `TieredMemory.arecall`."""
         text, reader, limit = codec.storable(query), await desk.reader(), max(_FEWEST_HITS, 2 * top_k)
+        asked = IndexQuery(text, desk.now(), await self._query_vector(text, reader, desk.scope))
         while True:
-            hits = await self._candidates(text, reader, desk.scope, desk.now(), frozenset(), limit=limit)
+            hits = await self._candidates(replace(asked, limit=limit), reader, desk.scope)
             found = [one for one in await read_found(reader, hits) if _passes(one, partitions, filter)]
             # Filters come before the count: with too few left, more candidates are looked at.
             if len(found) >= top_k or len(hits) < limit:
@@ -376,9 +369,9 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         if self.embed_model is None:
             return None
         # Messages are embedded without the names of who said them.
-        meant = without_names(text, await reader.speakers(model=self._model))
+        meant = without_names(codec.embedded_text(text), await reader.speakers(model=self._model))
         try:
-            vector = await embed_query(self.embed_model, codec.embedded_text(meant))
+            vector = await embed_query(self.embed_model, meant)
         except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find messages
             emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
             return None

@@ -14,9 +14,11 @@ from qdrant_client import AsyncQdrantClient, models
 from llama_index_memory_tiers import scoring
 from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.records import Place, aware
+from llama_index_memory_tiers.storage.index.rows import term_number
 from llama_index_memory_tiers.storage.index.seam import Candidates, Point, Space, Wanted
 from llama_index_memory_tiers.storage.index.search import IndexQuery
 from llama_index_memory_tiers.text import mentions
+from llama_index_memory_tiers.wanted import wanted_by
 
 _DENSE, _WORDS = "dense", "words"
 _NEVER = 1e15  # epoch seconds: JSON has no infinity
@@ -183,11 +185,13 @@ def _request(name: str, vector: Any, among: models.Filter, limit: int) -> models
 
 
 def _narrowed(among: models.Filter, query: IndexQuery, speakers: Sequence[str]) -> Iterable[models.Filter]:
-    """The same filter for whom and for when the question names, which count beside the other legs."""
+    """The same filter for whom, for when and for what the question names, which count beside the other legs."""
     must = [*_conditions(among.must)]
     named = mentions(query.text, speakers)
     if named and len(named) < len(speakers):
         yield models.Filter(must=[*must, _any("speaker", named)], must_not=among.must_not)
+    if kinds := wanted_by(query.text):
+        yield models.Filter(must=[*must, _any("terms", map(term_number, kinds))], must_not=among.must_not)
     year = aware(query.now).year
     hints = read_dates(query.text, query.now)
     spans = [span for hint in hints for span in hint.spans(max(1, year - _MOST_YEARS), min(9998, year + 1))]

@@ -14,7 +14,6 @@ import numpy as np
 from typing_extensions import Self
 
 from llama_index_memory_tiers import scoring
-from llama_index_memory_tiers.answers import asked_for
 from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.errors import embedding_mismatch
 from llama_index_memory_tiers.records import Place, aware
@@ -23,6 +22,7 @@ from llama_index_memory_tiers.storage.index.rows import Array, IndexColumns, Ind
 from llama_index_memory_tiers.storage.index.sought import Sought, sought
 from llama_index_memory_tiers.storage.index.table import OwnerTable
 from llama_index_memory_tiers.text import QUESTION, mentions
+from llama_index_memory_tiers.wanted import wanted_by
 
 MAX_QUERY_TERMS = 64
 """Of a very long question the rarest terms are searched for, so that it costs no more than a long one."""
@@ -274,7 +274,7 @@ class OwnerIndex:
         if dated is not None:
             legs["date"] = np.where(dated & among, np.float32(weights.date), zero)
         legs["question"] = self._marked((QUESTION,), -weights.question)
-        if kinds := asked_for(query.text):
+        if kinds := wanted_by(query.text):
             legs["answer"] = self._marked(kinds, weights.answer)
         return legs, evidence
 
