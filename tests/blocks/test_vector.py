@@ -120,6 +120,22 @@ async def test_the_names_of_those_who_spoke_are_no_part_of_what_a_question_means
     assert model.questions[-1] == asked[0]  # nobody of that name speaks with this user
 
 
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
+@pytest.mark.parametrize("own_store", [False, True])
+@pytest.mark.parametrize("outside", [False, True])
+async def test_names_are_left_out_of_questions_wherever_the_vectors_are(own_store, outside):
+    model, client = Listening(), AsyncQdrantClient(":memory:")
+    async with Storage(vectors=client if outside else None) as storage:
+        memory = remembering(storage, embed_model=model, vector_store=ListStore() if own_store else None)
+        await tell(memory, "I go to Graz by train.", sent_from="Maya")
+        await memory.aflush()
+        await recalled(memory, "Where does Maya go by train?")
+        await memory.arecall("Where does Maya go by train?")
+        assert model.questions == ["Where does go by train?"] * 2
+        await memory.aclose()
+    await client.close()
+
+
 async def test_chinese_finds_chinese(storage):
     memory = remembering(storage)
     await tell(memory, "我女儿下个月开始学钢琴，老师叫张玮。", *[f"今天天气不错，第{n}次散步。" for n in range(20)])
