@@ -12,6 +12,7 @@ from datetime import datetime
 from itertools import islice
 
 import Stemmer
+from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_tiers.dates import MAX_DATED_CHARS, MONTHS, number
 from llama_index_memory_tiers.wanted import told_in
@@ -220,10 +221,9 @@ def message_terms(text: str, *, speaker: str = "", when: datetime | None = None)
 
 ROLES_ZH = {"assistant": ("助手", "助理"), "user": ("用户",)}
 """What chat roles are called in Chinese."""
-_ROLES = {"system", "developer", "user", "assistant", "tool", "function", "chatbot", "model"}
-_NO_NAMES = frozenset({*_STOP_EN, *_ROLES, *(month.casefold() for month in MONTHS)})
+_NO_NAMES = frozenset({*_STOP_EN, *(role.value for role in MessageRole), *(month.casefold() for month in MONTHS)})
 _MOST_SPEAKERS, _MOST_NAME_WORDS, _FEWEST_TERMS_LEFT = 1_000, 6, 2
-_WORD, _POSSESSIVE = re.compile(r"\w+"), re.compile("['\u2019]s\\b")
+_WORD, _POSSESSIVE, _NO_SPACES = re.compile(r"\w+"), re.compile("['\u2019]s\\b"), re.compile(f"[{_UNSPACED}]")
 
 
 def mentions(text: str, speakers: Iterable[str]) -> frozenset[str]:
@@ -238,18 +238,17 @@ def mentions(text: str, speakers: Iterable[str]) -> frozenset[str]:
         a name in Chinese, Japanese or Korean may stand anywhere. The roles `assistant` and `user` are known in
         Chinese too.
     """
-    words = set(re.findall(r"\w+", text.casefold()))
     folded = text.casefold()
+    words = set(_WORD.findall(folded))
     found = set()
     for speaker in speakers:
         name = speaker.strip().casefold()
         if any(alias in folded for alias in ROLES_ZH.get(name, ())):
             found.add(speaker)
-        parts = re.findall(r"\w+", name)
+        parts = _WORD.findall(name)
         if not parts:
             continue
-        unspaced = re.search(f"[{_UNSPACED}]", name)
-        if (unspaced and name in folded) or parts[0] in words:
+        if (_NO_SPACES.search(name) and name in folded) or parts[0] in words:
             found.add(speaker)
     return frozenset(found)
 
@@ -266,12 +265,14 @@ def without_names(text: str, speakers: Iterable[str]) -> str:
         The rest, each name gone with the space before it, or the whole text when hardly anything is in the rest.
     """
     spans = sorted(_named_at(text, islice(speakers, _MOST_SPEAKERS)))
+    if not spans:
+        return text
     rest, end = "", 0
     for start, stop in spans:
-        rest += text[end:start].rstrip(" ") if start >= end else ""
+        rest += text[end:start].rstrip(" ")  # nothing, where names overlap
         end = max(end, stop)
-    rest = (rest + text[end:]).lstrip() if spans else text
-    return rest if not spans or len(analyse(rest)) >= _FEWEST_TERMS_LEFT else text
+    rest = (rest + text[end:]).lstrip()
+    return rest if len(analyse(rest)) >= _FEWEST_TERMS_LEFT else text
 
 
 def _named_at(text: str, speakers: Iterable[str]) -> Iterable[tuple[int, int]]:
@@ -279,7 +280,7 @@ def _named_at(text: str, speakers: Iterable[str]) -> Iterable[tuple[int, int]]:
     by_first: dict[str, list[list[str]]] = {}
     for speaker in speakers:
         name = speaker.strip()
-        if len(name) > 1 and re.search(f"[{_UNSPACED}]", name):
+        if len(name) > 1 and _NO_SPACES.search(name):
             start = text.find(name)
             while start >= 0:
                 yield start, start + len(name)

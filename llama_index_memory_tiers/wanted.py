@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from llama_index_memory_tiers.dates import MONTHS
+
 TIME, NUMBER = "?time", "?number"
 """Terms of a message that tells one; `analyse` never gives them, so no question finds them by BM25."""
 
@@ -18,7 +20,7 @@ _WANTS = {
 }
 _UNITS = "(?:second|minute|hour|day|night|week|weekend|month|year|decade)s?"
 _DAYS = "(?:mon|tues|wednes|thurs|fri|satur|sun)days?"
-_MONTHS = "january|february|march|april|june|july|august|september|october|november|december"
+_MONTHS = "|".join(month for month in MONTHS if month != "May")  # which is a verb as well
 _SEASONS = "summer|winter|spring|autumn"
 _TELLS = {
     TIME: re.compile(

@@ -67,7 +67,7 @@ def test_no_question_finds_the_marks_by_words(text: str) -> None:
     assert not {TIME, NUMBER} & set(analyse(text))
 
 
-async def test_of_messages_that_are_alike_the_one_that_tells_what_is_wanted_by_comes_first() -> None:
+async def test_of_messages_that_are_alike_the_one_that_tells_what_is_wanted_comes_first() -> None:
     async with Storage() as storage:
         memory = TieredMemory(
             storage=storage, user_id="ann", session_id="s", memory_blocks=[VectorMemoryBlock(embed_model=None)]
