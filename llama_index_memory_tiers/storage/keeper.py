@@ -103,6 +103,7 @@ class IndexKeeper:
 
     async def sync(self, progress: SyncProgress | None = None, *, again: bool = False) -> IndexState:
         """Tell it everything that it has not been told; see `Storage.sync_index`."""
+        await self.settle()  # else what has begun already may begin to tell the same when this has ended
         if again:
             await self.marks.reset()
         done = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -104,7 +103,7 @@ class OutsideSearch:
             standing = await self._marks.standing(owner, model)
             if standing is None:
                 return ()
-            with contextlib.suppress(ValueError):  # a damaged vector, which the owner index leaves out
+            if standing.space:
                 known = await self._centre(owner, model, standing)
         return known.speakers if known is not None and known.embedded else None
 
@@ -144,15 +143,14 @@ class OutsideSearch:
             self._centres.move_to_end(key)
             if standing.rev - known.rev <= known.embedded // 100:
                 return known
+        dimensions = Space.named(standing.space).dimensions
         after, embedded = 0, 0
         total: Array | None = None
         speakers: dict[str, None] = {}
         while page := await self._marks.vectors(owner, model, after):
             after = page[-1].id
             speakers.update(dict.fromkeys(row.speaker for row in page if row.speaker))
-            sizes = [len(row.vec) for row in page]
-            size = len(total) * 2 if total is not None else sizes[0]
-            part = [row.vec for row, bytes_ in zip(page, sizes, strict=True) if bytes_ == size]
+            part = [row.vec for row in page if 0 < len(row.vec) == 2 * dimensions]  # others are damaged
             if part:
                 vectors = np.frombuffer(b"".join(part), "<f2").reshape(len(part), -1).astype(np.float32)
                 summed = vectors.sum(axis=0, dtype=np.float32).astype(np.float64)

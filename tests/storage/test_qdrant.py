@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
@@ -372,6 +373,26 @@ async def test_a_change_is_told_in_the_background(client: AsyncQdrantClient) -> 
         assert len(await points(storage, client)) == 2
 
 
+async def test_who_asks_for_all_to_be_told_waits_for_what_is_being_told(client: AsyncQdrantClient) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    class SlowAtFirst(QdrantIndex):
+        async def prepare(self, space: Space) -> None:
+            if not begun.is_set():
+                begun.set()
+                await asyncio.sleep(0.2)
+                ended.set()
+            await super().prepare(space)
+
+    async with Storage(vectors=SlowAtFirst(client), clock=lambda: NOW) as storage:
+        await change(storage, Changes(add=(record(random.Random(0), storage),)))
+        assert storage._keeper is not None
+        storage._keeper.soon(OWNER, MODEL)
+        await begun.wait()
+        assert (await storage.sync_index()).in_step
+        assert ended.is_set()
+
+
 async def test_changes_of_a_process_without_the_index_are_told_as_well(
     make_storage: MakeStorage, storage_kind: str, client: AsyncQdrantClient
 ) -> None:
@@ -530,6 +551,10 @@ async def test_a_damaged_vector_stops_no_question(client: AsyncQdrantClient) -> 
 
         await storage.records._database.write(damage)
         storage.records.drop_cached({"u:ann"})
+        assert await storage.records.finder.speakers("u:ann", HashEmbedding().model_name) == ("Ann",)
+        vector = tuple(HashEmbedding().get_query_embedding("parrot"))
+        query = IndexQuery(text="parrot", now=storage.clock(), vector=vector)
+        assert len(await outside(storage, query, model=HashEmbedding().model_name, owner="u:ann")) == 2
         assert "The parrot is called Io." in {one.text for one in await memory.arecall("What is Ann's parrot called?")}
         await memory.aclose()
 
