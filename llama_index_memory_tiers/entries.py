@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.copies import clone
 from llama_index_memory_tiers.errors import InvalidMessageError
-from llama_index_memory_tiers.records import Cause, MessageMeta, cause_name, checked_time
+from llama_index_memory_tiers.moments import checked_time, to_microseconds
+from llama_index_memory_tiers.records import Cause, MessageMeta, cause_name
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.rendering import strip_recalled
 from llama_index_memory_tiers.storage import Entry, Storage, codec
@@ -102,7 +103,7 @@ class EntryMaker:
             cause_by=cause,
             utc_offset_seconds=int(offset.total_seconds()) if offset is not None else 0,
         )
-        return About(codec.to_microseconds(moment), codec.encode_meta(meta))
+        return About(to_microseconds(moment), codec.encode_meta(meta))
 
     def redacted(self, message: ChatMessage) -> ChatMessage:
         """The message without secrets; the same object when it holds none."""

@@ -17,7 +17,7 @@ from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.conversation import pair
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.memory import TieredMemory
-from llama_index_memory_tiers.records import aware
+from llama_index_memory_tiers.moments import aware
 from llama_index_memory_tiers.storage.addresses import nameable
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_tiers.copies import PlainText, Source, calls_tool, fresh
-from llama_index_memory_tiers.errors import ConfigurationError, InvalidMessageError
+from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.moments import from_microseconds
 
 Place = tuple[int, int]
 """Where a message stands in the log: session row and sequence number. Never shown to users."""
@@ -21,48 +22,12 @@ Place = tuple[int, int]
 # Databases refuse or change these; an id that is changed would be another one's.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
-_FIRST_YEAR, _LAST_YEAR = 2, 9998  # a day away from what datetime can hold, for the zones
-
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def nothing() -> Mapping[str, Any]:
     """Default of mapping fields: nothing, and nobody can add to it."""
     return NOTHING
-
-
-def aware(time: datetime) -> datetime:
-    """Make a time aware; a naive one is read as UTC.
-
-    Args:
-        time: Any datetime.
-
-    Returns:
-        The same moment with its zone; the zone that was given is kept.
-    """
-    return time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)
-
-
-def checked_time(name: str, time: datetime) -> datetime:
-    """Refuse a time that not every zone can show.
-
-    Args:
-        name: The argument's name, for the error.
-        time: What was given; a naive one is read as UTC.
-
-    Returns:
-        The same moment, aware.
-
-    Raises:
-        InvalidMessageError: It is no datetime, or lies outside the years 2 to 9998.
-    """
-    if not isinstance(time, datetime) or not _FIRST_YEAR <= time.year <= _LAST_YEAR:
-        raise InvalidMessageError(
-            f"{name}={time!r:.100} was given.",
-            allowed=f"{name} is a datetime in the years {_FIRST_YEAR} to {_LAST_YEAR}; a naive one means UTC.",
-            remedy="Correct it; nothing was stored.",
-        )
-    return aware(time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,32 +96,39 @@ class MessageMeta:
 
 
 class StoredMessage(NamedTuple):
-    """A message as it stands in the log; a tuple, as a window has a thousand of them.
+    """A message as it stands in the log; a tuple of little, as a window has a thousand of them.
 
     Args:
         id: Public id, made before the first try of the put that stored it.
         source: What it says; read `message`, `role` and `text` instead.
         status: In the window (active) or behind it (archived).
-        created_at: When it was said, aware, in the speaker's zone.
+        said: When it was said, microseconds since 1970; read `created_at` instead.
         tokens: Its size by the counter of the memory that put it.
         meta: What the application told about it.
         session_id: The session it belongs to.
-        place: Private position in the log.
+        sid: Private row of that session.
+        seq: Position within it.
     """
 
     id: str
     source: Source
     status: MessageStatus
-    created_at: datetime
+    said: int
     tokens: int
     meta: MessageMeta
     session_id: str
-    place: Place
+    sid: int
+    seq: int
 
     @property
-    def seq(self) -> int:
-        """Position within its session."""
-        return self.place[1]
+    def created_at(self) -> datetime:
+        """When it was said, aware, in the speaker's zone."""
+        return from_microseconds(self.said, self.meta.utc_offset_seconds)
+
+    @property
+    def place(self) -> Place:
+        """Private position in the log."""
+        return self.sid, self.seq
 
     @property
     def message(self) -> ChatMessage:

@@ -216,17 +216,18 @@ class StoreWindow:
         return sum(stored.tokens for stored in await self._stored(MessageStatus.ACTIVE))
 
     async def _stored(self, status: MessageStatus | None) -> list[StoredMessage]:
-        now = self._storage.clock()
+        now = self._storage.now()
         return [
             StoredMessage(
                 id="",
                 source=clone(message),
                 status=status or MessageStatus.ACTIVE,
-                created_at=now,
+                said=now,
                 tokens=self._counter.message(message),
                 meta=MessageMeta(),
                 session_id=self._session,
-                place=(0, number),
+                sid=0,
+                seq=number,
             )
             for number, message in enumerate(await self._store.get_messages(self._key, status), 1)
         ]

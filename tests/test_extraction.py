@@ -34,6 +34,7 @@ from llama_index_memory_tiers.extraction.facts import (
     parse_answer,
     transcribe,
 )
+from llama_index_memory_tiers.moments import to_microseconds
 from llama_index_memory_tiers.records import MessageMeta, StoredMessage
 
 DAY = datetime(2025, 3, 8, 9, 30, tzinfo=timezone.utc)
@@ -65,7 +66,7 @@ def stored(message, seq=1, speaker="", said_at=DAY):
     if isinstance(message, str):
         message = ChatMessage(role=MessageRole.USER, content=message)
     meta = MessageMeta(sent_from=speaker)
-    return StoredMessage(f"m{seq}", message, MessageStatus.ACTIVE, said_at, 10, meta, "s", (1, seq))
+    return StoredMessage(f"m{seq}", message, MessageStatus.ACTIVE, to_microseconds(said_at), 10, meta, "s", 1, seq)
 
 
 def said(*texts):

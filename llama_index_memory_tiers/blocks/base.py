@@ -21,7 +21,8 @@ from llama_index_memory_tiers.blocks.consumer import Due, Trigger
 from llama_index_memory_tiers.budget import Item, TokenCounter, section_text
 from llama_index_memory_tiers.checks import check_kind, checked
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
-from llama_index_memory_tiers.records import Batch, Changes, Forgotten, Place, Reads, Record, Scope, aware
+from llama_index_memory_tiers.moments import aware
+from llama_index_memory_tiers.records import Batch, Changes, Forgotten, Place, Reads, Record, Scope
 from llama_index_memory_tiers.retention import Holding
 from llama_index_memory_tiers.storage import Entry, OwnerReader, Storage, Visits, codec, owner_key
 

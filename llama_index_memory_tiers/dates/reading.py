@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from llama_index_memory_tiers.records import aware
+from llama_index_memory_tiers.moments import aware
 
 MAX_DATED_CHARS = 20_000
 """Dates are looked for in this much of a question: 10 000 words stay bounded."""

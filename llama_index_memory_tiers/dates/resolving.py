@@ -7,7 +7,7 @@ import unicodedata
 from datetime import datetime, timedelta
 
 from llama_index_memory_tiers.dates.reading import DateHint, find_dates
-from llama_index_memory_tiers.records import aware
+from llama_index_memory_tiers.moments import aware
 
 _WORKED_OUT = re.compile(r"\s*[(（]\d{4}")
 

@@ -16,9 +16,9 @@ from typing_extensions import Self
 
 from llama_index_memory_tiers.checks import check_whole, checked
 from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.moments import to_microseconds
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
-from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.addresses import Address, holds_table, resolve_address, shown_url
 from llama_index_memory_tiers.storage.adoption import adopt_stock_table
 from llama_index_memory_tiers.storage.catch_up import OwnerIndexes
@@ -169,7 +169,7 @@ class Storage:
 
     def now(self) -> int:
         """The clock in microseconds since 1970."""
-        return codec.to_microseconds(self.clock())
+        return to_microseconds(self.clock())
 
     @property
     def private(self) -> bool:

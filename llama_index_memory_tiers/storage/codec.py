@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -14,23 +13,19 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index_memory_tiers.copies import MESSAGE_FIELDS, TEXT_FIELDS, PlainText, Source, fresh, plain_text
 from llama_index_memory_tiers.embeddings import MOST_CHARACTERS
 from llama_index_memory_tiers.errors import InvalidMessageError
-from llama_index_memory_tiers.records import NOTHING, MessageMeta, StoredMessage, aware
+from llama_index_memory_tiers.records import NOTHING, MessageMeta, StoredMessage
 from llama_index_memory_tiers.text import ROLES_ZH
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MICROSECOND = timedelta(microseconds=1)
 
 _NO_META = MessageMeta()
 _REPLIERS = frozenset({"", "assistant", *ROLES_ZH["assistant"]})
 _TOLD_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT})
 _ROLES = {role.value: role for role in MessageRole}  # five times as fast as the enumeration's own look-up
 # What `encode_message` writes around the text of a message that has one block, by role.
-_TEXT = '"text":"'
-_PLAIN_TAIL, _NEXT_BLOCK = '"}]}', '"},{"'
+_TEXT, _PLAIN_TAIL, _NEXT_BLOCK = '"text":', '"}]}', '"},{"'
 _PLAIN_HEADS = {
-    f'{{"role":"{role.value}","additional_kwargs":{{}},"blocks":[{{"block_type":"text",{_TEXT}': role
-    for role in MessageRole
+    f'{{"role":"{role.value}","additional_kwargs":{{}},"blocks":[{{"block_type":"text",': role for role in MessageRole
 }
 
 
@@ -107,12 +102,12 @@ def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
     """
     roles, parts = [], []
     for written in data:
-        part, role = written or "", None
-        if part.endswith(_PLAIN_TAIL):
-            start = part.find(_TEXT) + len(_TEXT)
-            role = None if _NEXT_BLOCK in part else _PLAIN_HEADS.get(part[:start])
-            if role:
-                part = part[start - 1 : 1 - len(_PLAIN_TAIL)]
+        head, _, part = (written or "").partition(_TEXT)
+        role = _PLAIN_HEADS.get(head)
+        if role and part.endswith(_PLAIN_TAIL) and _NEXT_BLOCK not in part:
+            part = part[: 1 - len(_PLAIN_TAIL)]
+        else:
+            part, role = written or "", None
         roles.append(role)
         parts.append(part)
     try:
@@ -121,8 +116,9 @@ def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
         parsed = []
     if len(parsed) != len(data):  # a row is damaged, perhaps by holding more than one value
         return [_attempt(written) for written in data]
+    new = tuple.__new__  # what PlainText itself calls, after a call of Python
     return [
-        PlainText(role, (value,))
+        new(PlainText, (role, (value,)))
         if role and type(value) is str
         else _attempt(value if isinstance(value, dict) else written)
         for role, value, written in zip(roles, parsed, data, strict=True)
@@ -237,19 +233,6 @@ def embedded_message(text: str, role: MessageRole, speaker: str) -> str:
 def told(messages: Iterable[StoredMessage]) -> str:
     """What people and assistants said in messages, joined by newlines."""
     return "\n".join(text for stored in messages if stored.role in _TOLD_ROLES and (text := stored.text.strip()))
-
-
-def to_microseconds(time: datetime) -> int:
-    """Microseconds since 1970 in UTC; naive times are read as UTC."""
-    return (aware(time) - _EPOCH) // _MICROSECOND
-
-
-def from_microseconds(count: int, utc_offset_seconds: int = 0) -> datetime:
-    """An aware datetime in the given zone."""
-    moment = _EPOCH + count * _MICROSECOND  # a quarter of the time of timedelta(microseconds=count)
-    if not utc_offset_seconds:
-        return moment
-    return moment.astimezone(timezone(timedelta(seconds=utc_offset_seconds)))
 
 
 def _unwritable(message: ChatMessage, error: Exception) -> InvalidMessageError:

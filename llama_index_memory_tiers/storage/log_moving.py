@@ -79,8 +79,7 @@ class LogMover(LogReader):
             return locked.sid, rows
 
         sid, rows = await self._database.write(work)
-        found, _ = await self._decode(rows, sid, session_id)
-        return [message for message, _ in found]
+        return (await self._decode(rows, sid, session_id)).messages
 
     async def clear(self, user_id: str, session_id: str, statuses: Sequence[str], *, gone: bool = False) -> int:
         """Take messages out of the session's history.
@@ -136,7 +135,7 @@ class LogMover(LogReader):
             return locked.sid, sorted(rows, key=lambda row: row.seq)
 
         sid, rows = await self._database.write(work)
-        return [message for message, _ in (await self._decode(rows, sid, session_id))[0]]
+        return (await self._decode(rows, sid, session_id)).messages
 
     async def describe(self, sid: int, metas: Mapping[int, str | None]) -> None:
         """Write what became known about messages after they were put.

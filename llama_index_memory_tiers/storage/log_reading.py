@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import String, and_, bindparam, case, cast, func, literal, select
+from sqlalchemy import String, and_, bindparam, case, cast, func, literal, null, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.records import Place, StoredMessage
@@ -53,6 +53,24 @@ class _Cache:
             self.windows.popitem(last=False)
 
 
+class _Standing(NamedTuple):
+    """Where a session stands: see `Session`, and `Window.owner_rev`."""
+
+    sid: int
+    head_seq: int
+    window_rev: int
+    owner_rev: int
+
+
+@dataclass(slots=True)
+class _Decoded:
+    """Rows that were read: the messages, the counter's name of each, and the places of those that are damaged."""
+
+    messages: list[StoredMessage] = field(default_factory=list)
+    counters: list[str] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
+
+
 class LogReader:
     """Reads sessions and messages; decoded windows are kept.
 
@@ -86,18 +104,23 @@ class LogReader:
             m.c.meta,
         )
         rev = func.coalesce(o.c.rev, 0) + func.coalesce(alone.c.rev, 0)
-        self._window = (
-            select(*self._columns, s.c.sid, s.c.head_seq, s.c.window_rev, rev.label("owner_rev"))
+        standing = (
+            # As a first row, its numbers where those of a message are: in columns of their own they would be read again
+            # with each message, which takes a fifth longer. The revision tells whether a remembered recall is still
+            # the newest.
+            select(
+                literal(0).label("seq"), cast(s.c.sid, String), null(), s.c.head_seq, cast(rev, String),
+                s.c.window_rev, null(), null(),
+            )
             .select_from(
-                # The revision tells whether a remembered recall is still the newest. Messages are joined last: SQLite
-                # goes by this order, and would look the owners up again for each message.
                 s.outerjoin(o, o.c.owner == bindparam("owner"))
                 .outerjoin(alone, alone.c.owner == literal("s:") + cast(s.c.sid, String))
-                .outerjoin(m, and_(m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.seq > bindparam("after")))
             )
             .where(mine)
-            .order_by(m.c.seq)
-        )
+        )  # fmt: skip
+        active = and_(m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.seq > bindparam("after"))
+        messages = select(*self._columns).select_from(s.join(m, active)).where(mine)
+        self._window = standing.union_all(messages).order_by("seq")
 
     def drop_cached(self, user_id: str, session_id: str | None = None) -> None:
         """Let decoded windows go: of one session, or of all of a person."""
@@ -167,36 +190,44 @@ class LogReader:
         """
         key = (user_id, session_id)
         known, dropped = self._cache.get(key), self._cache.dropped
-        rows = await self._read_window(user_id, session_id, known.head_seq)
-        if rows and known.sid and (rows[0][-4], rows[0][-2]) != (known.sid, known.window_rev):
-            known = Window()
-            rows = await self._read_window(user_id, session_id, 0)
-        if not rows:
+        standing, rows = await self._read_window(user_id, session_id, known.head_seq)
+        if standing is None:
             return Window()
-        sid, head_seq, window_rev, owner_rev = rows[0][-4:]
+        if known.sid and (standing.sid, standing.window_rev) != (known.sid, known.window_rev):
+            known = Window()
+            standing, rows = await self._read_window(user_id, session_id, 0)
+            if standing is None:
+                return Window()
+        sid, head_seq, window_rev, owner_rev = standing
         if (sid, head_seq, owner_rev) == (known.sid, known.head_seq, known.owner_rev):
             return known
-        new, damaged = await self._decode(rows, sid, session_id)
+        new = await self._decode(rows, sid, session_id)
         window = Window(
             sid=sid,
             head_seq=head_seq,
             window_rev=window_rev,
             owner_rev=owner_rev,
-            messages=known.messages + tuple(message for message, _ in new),
-            counters=known.counters + tuple(counter for _, counter in new),
-            damaged=known.damaged + damaged,
+            messages=(*known.messages, *new.messages),
+            counters=(*known.counters, *new.counters),
+            damaged=(*known.damaged, *new.damaged),
         )
         self._cache.put(key, window, dropped=dropped)
         return window
 
-    async def _read_window(self, user_id: str, session_id: str, after: int) -> Sequence[Sequence[Any]]:
-        async def work(connection: AsyncConnection) -> Sequence[Sequence[Any]]:
+    async def _read_window(
+        self, user_id: str, session_id: str, after: int
+    ) -> tuple[_Standing | None, Sequence[RawMessage]]:
+        async def work(connection: AsyncConnection) -> Sequence[RawMessage]:
             values = {"u": user_id, "s": session_id, "after": after, "owner": f"u:{user_id}"}
             found = await connection.execute(self._window, values)
             # As the driver brought them: SQLAlchemy's own rows take as long to make as SQLite takes to read these.
             return found.cursor.fetchall()
 
-        return await self._database.read(work)
+        rows = await self._database.read(work)
+        if not rows:
+            return None, ()
+        _, sid, _, head_seq, owner_rev, window_rev, *_ = rows[0]
+        return _Standing(int(sid), head_seq, window_rev, int(owner_rev)), rows[1:]
 
     async def read(
         self,
@@ -244,8 +275,7 @@ class LogReader:
         rows = list(await self._database.read(work))
         if newest:
             rows.reverse()
-        found, _ = await self._decode(rows, sid, session_id)
-        return [message for message, _ in found], rows[-1].seq if rows else 0
+        return (await self._decode(rows, sid, session_id)).messages, rows[-1].seq if rows else 0
 
     async def at(self, owner: str, places: Collection[Place]) -> list[StoredMessage]:
         """Messages at known places of one owner's sessions, in order; forgotten ones are missing.
@@ -274,7 +304,7 @@ class LogReader:
 
             rows = await self._database.read(work)
             if rows:
-                found += [message for message, _ in (await self._decode([row[1:] for row in rows], sid, rows[0][0]))[0]]
+                found += (await self._decode([row[1:] for row in rows], sid, rows[0][0])).messages
         return found
 
     async def flushed_until(self, sid: int) -> int:
@@ -300,18 +330,16 @@ class LogReader:
 
         return await self._database.read(work)
 
-    async def _decode(
-        self, rows: Sequence[RawMessage], sid: int, session_id: str
-    ) -> tuple[list[tuple[StoredMessage, str]], tuple[int, ...]]:
-        # The session's row without any message, and tombstones, are no messages.
-        told = [row for row in rows if row[0] is not None and row[2] != GONE]
-        found, damaged = [], []
+    async def _decode(self, rows: Sequence[RawMessage], sid: int, session_id: str) -> _Decoded:
+        told = [row for row in rows if row[2] != GONE]  # a tombstone is no message
+        found = _Decoded()
         for row, message in zip(told, await decode_rows(told, repeat(sid), repeat(session_id)), strict=True):
             if isinstance(message, StoredMessage):
-                found.append((message, row[4]))
+                found.messages.append(message)
+                found.counters.append(row[4])
                 continue
             # One damaged row must not close the session. The error's text quotes the row: only its kind is logged.
             about = {"session_id": session_id, "seq": row[0], "error": type(message).__name__}
             _logger.error("damaged message skipped", extra=about)
-            damaged.append(row[0])
-        return found, tuple(damaged)
+            found.damaged.append(row[0])
+        return found

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from llama_index_memory_tiers.moments import from_microseconds
 from llama_index_memory_tiers.records import (
     Record,
     Scope,
     StoredMessage,
 )
-from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.index import (
     Hit,
     IndexQuery,
@@ -110,7 +110,7 @@ class OwnerReader:
 
     def now(self) -> datetime:
         """The storage's clock."""
-        return codec.from_microseconds(self._store.now())
+        return from_microseconds(self._store.now())
 
     async def light(self, *kinds: str) -> list[Record]:
         """Live records that this block wrote, oldest first, without their sources."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from sqlalchemy import and_, bindparam, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llama_index_memory_tiers.moments import from_microseconds
 from llama_index_memory_tiers.records import Place, Record, StoredMessage
-from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.record_rows import owned, readable
 from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows
@@ -276,7 +276,7 @@ class PartReader:
             return [row for part in chunks(ids) for row in await connection.execute(few.where(r.c.uid.in_(part)))]
 
         rows = await self._database.read(work)
-        return {uid: Visits(int(n), codec.from_microseconds(last_at)) for uid, n, last_at in rows}
+        return {uid: Visits(int(n), from_microseconds(last_at)) for uid, n, last_at in rows}
 
     async def visit(self, owner: str, ids: Sequence[str]) -> None:
         """Count one visit of each of these records of an owner, now."""

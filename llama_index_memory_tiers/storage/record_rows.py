@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, FromClause, Table, and_, func, not_
 
+from llama_index_memory_tiers.moments import from_microseconds
 from llama_index_memory_tiers.records import Place, Record
-from llama_index_memory_tiers.storage import codec
 
 PAGE = "page"
 """Kind of records without a text of their own: it is what was said in the messages that they come from."""
@@ -49,7 +49,7 @@ def _record(row: Any, sources: tuple[Place, ...]) -> Record:
         block=row.block,
         text=row.text,
         data=json.loads(row.data),
-        created_at=codec.from_microseconds(row.created_at),
+        created_at=from_microseconds(row.created_at),
         said_at=_moment(row.said_at),
         expires_at=_moment(row.expires_at),
         superseded_by=row.superseded_by,
@@ -76,4 +76,4 @@ def _read(row: Any, sources: tuple[Place, ...]) -> Record | None:
 
 
 def _moment(count: int | None) -> datetime | None:
-    return None if count is None else codec.from_microseconds(count)
+    return None if count is None else from_microseconds(count)

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llama_index_memory_tiers.moments import to_microseconds
 from llama_index_memory_tiers.records import (
     Changes,
     NewRecord,
@@ -180,4 +181,4 @@ def _contents(record: NewRecord) -> dict[str, Any]:
 
 
 def _microseconds(time: datetime | None) -> int | None:
-    return None if time is None else codec.to_microseconds(time)
+    return None if time is None else to_microseconds(time)

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_tiers.copies import Source, many_objects
+from llama_index_memory_tiers.copies import many_objects
 from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.moments import check_moment
 from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.storage import codec
 
@@ -176,20 +177,21 @@ async def decode_rows(
 def _decoded(
     rows: Sequence[RawMessage], sids: Iterable[int], session_ids: Iterable[str]
 ) -> list[StoredMessage | Exception]:
+    """See `decode_rows`; one loop without calls, as these would take half as long again for a thousand rows."""
+    new = tuple.__new__
+    made: list[StoredMessage | Exception] = []
     with many_objects():
         sources = codec.decode_sources([row[6] for row in rows])
-        return list(map(_stored, rows, sources, sids, session_ids))
-
-
-def _stored(row: RawMessage, source: Source | Exception, sid: int, session_id: str) -> StoredMessage | Exception:
-    if isinstance(source, Exception):
-        return source
-    seq, uid, status, tokens, _, created_at, _, about = row[:8]
-    try:
-        meta = codec.decode_meta(about)
-        said_at = codec.from_microseconds(created_at, meta.utc_offset_seconds)
-    except (ValueError, TypeError, OverflowError) as error:
-        return error
-    return StoredMessage(
-        uid, source, _ACTIVE if status == ACTIVE else _ARCHIVED, said_at, tokens, meta, session_id, (sid, seq)
-    )
+        for row, source, sid, session_id in zip(rows, sources, sids, session_ids):  # noqa: B905  # those may be endless
+            if isinstance(source, Exception):
+                made.append(source)
+                continue
+            try:
+                meta = codec.decode_meta(row[7])
+                check_moment(row[5], meta.utc_offset_seconds)
+            except (ValueError, TypeError, OverflowError) as error:
+                made.append(error)
+                continue
+            status = _ACTIVE if row[2] == ACTIVE else _ARCHIVED
+            made.append(new(StoredMessage, (row[1], source, status, row[5], row[3], meta, session_id, sid, row[0])))
+    return made

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Literal, get_args
 
 from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.moments import to_microseconds
 from llama_index_memory_tiers.storage import codec
 
 ForgetScope = Literal["user", "session"]
@@ -205,7 +206,7 @@ def checked_selection(
         user_id=user_id,
         session_id=None if user_id and scope != "session" else session_id,
         ids=None if ids is None else tuple(dict.fromkeys(ids)),
-        before=None if before is None else codec.to_microseconds(before),
+        before=None if before is None else to_microseconds(before),
         filter=filter,
         derived=derived,
     )

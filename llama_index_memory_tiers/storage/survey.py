@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import String, and_, case, cast, func, literal, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llama_index_memory_tiers.moments import from_microseconds
 from llama_index_memory_tiers.records import Record, StoredMessage
-from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.record_rows import readable
 from llama_index_memory_tiers.storage.rows import GONE, Session, chunks, decode_rows, storable_ids
@@ -132,7 +132,7 @@ class Survey:
             .order_by(newest.desc(), s.c.user_id)
         )
         rows = await self._read(query)
-        return [Person(user, int(n), int(said), codec.from_microseconds(int(at))) for user, n, said, at in rows]
+        return [Person(user, int(n), int(said), from_microseconds(int(at))) for user, n, said, at in rows]
 
     async def due(self, consumers: Collection[str]) -> list[Session]:
         """Everybody's sessions in which not every consumer has absorbed everything, the oldest put first."""

@@ -28,6 +28,7 @@ from llama_index_memory_tiers.blocks.facts.merging import Condensed, FactsDraft,
 from llama_index_memory_tiers.blocks.facts.sameness import same_fact
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
+from llama_index_memory_tiers.moments import to_microseconds
 from llama_index_memory_tiers.records import Batch, MessageMeta, NewRecord, Record, Scope
 from llama_index_memory_tiers.storage import Entry, OwnerReader, Storage, codec, owner_key
 
@@ -92,7 +93,7 @@ async def put(storage, block, *messages, session="chat", user="maya", said_at=DA
         if isinstance(message, str):
             message = ChatMessage(role=MessageRole.USER, content=message)  # noqa: PLW2901
         meta = codec.encode_meta(MessageMeta(sent_from=speaker if message.role == MessageRole.USER else ""))
-        at = codec.to_microseconds(said_at) + len(entries)
+        at = to_microseconds(said_at) + len(entries)
         data = codec.encode_message(message)
         entries.append(
             Entry(f"m{next(IDS)}", message.role.value, COUNTER.message(message), COUNTER.name, at, data, meta)

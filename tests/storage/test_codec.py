@@ -21,6 +21,7 @@ from llama_index.core.base.llms.types import (
 from llama_index_memory_tiers import copies
 from llama_index_memory_tiers.copies import as_known, clone
 from llama_index_memory_tiers.errors import InvalidMessageError
+from llama_index_memory_tiers.moments import from_microseconds, to_microseconds
 from llama_index_memory_tiers.records import MessageMeta
 from llama_index_memory_tiers.storage import codec
 
@@ -226,12 +227,12 @@ def test_storable_text_is_what_every_database_takes(text: str) -> None:
 @given(st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1)), st.integers(-14 * 3600, 14 * 3600))  # noqa: DTZ001
 def test_times_keep_their_moment_and_zone(naive: datetime, offset: int) -> None:
     time = naive.replace(tzinfo=timezone(timedelta(seconds=offset)))
-    back = codec.from_microseconds(codec.to_microseconds(time), offset)
+    back = from_microseconds(to_microseconds(time), offset)
     assert back == time
     assert back.utcoffset() == time.utcoffset()
 
 
 def test_naive_times_mean_utc() -> None:
-    assert codec.from_microseconds(codec.to_microseconds(datetime(2026, 1, 2))) == datetime(  # noqa: DTZ001
+    assert from_microseconds(to_microseconds(datetime(2026, 1, 2))) == datetime(  # noqa: DTZ001
         2026, 1, 2, tzinfo=timezone.utc
     )

@@ -13,6 +13,7 @@ from llama_index_memory_tiers.blocks.facts.values import Fact, FactOrigin, confi
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.checks import check_number, checked
 from llama_index_memory_tiers.errors import ConfigurationError
+from llama_index_memory_tiers.moments import checked_time
 from llama_index_memory_tiers.records import (
     Amendment,
     Changes,
@@ -20,7 +21,6 @@ from llama_index_memory_tiers.records import (
     Reads,
     Record,
     Scope,
-    checked_time,
 )
 
 _KIND = "fact"

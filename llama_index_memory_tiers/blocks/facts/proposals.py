@@ -15,7 +15,8 @@ from llama_index_memory_tiers.checks import check_fields
 from llama_index_memory_tiers.dates import begins, ends, with_dates
 from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
 from llama_index_memory_tiers.extraction.facts import MAX_FACT_CHARS, FactDraft
-from llama_index_memory_tiers.records import NewRecord, Place, StoredMessage, aware
+from llama_index_memory_tiers.moments import aware
+from llama_index_memory_tiers.records import NewRecord, Place, StoredMessage
 from llama_index_memory_tiers.text import analyse
 
 _HEARD_CHARS = 20_000  # of a message; as much as a model is shown

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from llama_index_memory_tiers.extraction.insight import Note
 from llama_index_memory_tiers.heat import Known, overflow_order
-from llama_index_memory_tiers.records import NewRecord, Place, Record, aware
+from llama_index_memory_tiers.moments import aware
+from llama_index_memory_tiers.records import NewRecord, Place, Record
 from llama_index_memory_tiers.retention import plain_words, same_note
 from llama_index_memory_tiers.text import analyse
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from llama_index_memory_tiers.blocks.heat.pages import Extension, Page, Vector
 from llama_index_memory_tiers.heat import RAW, HeatParts, Scale, coverage, heat_parts, jaccard, rarity, term_cosine
-from llama_index_memory_tiers.records import NewRecord, Place, Record, aware, nothing
+from llama_index_memory_tiers.moments import aware
+from llama_index_memory_tiers.records import NewRecord, Place, Record, nothing
 from llama_index_memory_tiers.storage import SUM, Visits
 
 KIND = "segment"

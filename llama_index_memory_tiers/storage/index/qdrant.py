@@ -13,7 +13,8 @@ from qdrant_client import AsyncQdrantClient, models
 
 from llama_index_memory_tiers import scoring
 from llama_index_memory_tiers.dates import read_dates
-from llama_index_memory_tiers.records import Place, aware
+from llama_index_memory_tiers.moments import aware
+from llama_index_memory_tiers.records import Place
 from llama_index_memory_tiers.storage.index.rows import term_number
 from llama_index_memory_tiers.storage.index.seam import Candidates, Point, Space, Wanted
 from llama_index_memory_tiers.storage.index.search import IndexQuery

@@ -16,7 +16,8 @@ from typing_extensions import Self
 from llama_index_memory_tiers import scoring
 from llama_index_memory_tiers.dates import read_dates
 from llama_index_memory_tiers.errors import embedding_mismatch
-from llama_index_memory_tiers.records import Place, aware
+from llama_index_memory_tiers.moments import aware
+from llama_index_memory_tiers.records import Place
 from llama_index_memory_tiers.storage.index.pack import pack, unpack
 from llama_index_memory_tiers.storage.index.rows import Array, IndexColumns, IndexRow, term_number, unit
 from llama_index_memory_tiers.storage.index.sought import Sought, sought
