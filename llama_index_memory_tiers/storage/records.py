@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, bindparam, or_, select, union
+from sqlalchemy import ARRAY, and_, any_, bindparam, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
@@ -84,10 +84,10 @@ class RecordStore:
         # Made once: making and hashing such a statement takes longer than running it.
         r, m, s = self._r, self._t.messages, self._t.sessions
         mine = and_(owned(r, bindparam("owner")), self._live)
-        by_id = and_(r.c.id.in_(bindparam("ids", expanding=True)), mine)
+        by_id = and_(self._among(r.c.id), mine)
         self._whole = select(r).where(by_id)
         self._hits = select(r.c.uid, r.c.id, r.c.sid, r.c.seq, r.c.tokens, r.c.said_at, r.c.speaker).where(
-            r.c.uid.in_(bindparam("ids", expanding=True)), mine
+            self._among(r.c.uid), mine
         )
         self._messages = (
             select(
@@ -97,6 +97,13 @@ class RecordStore:
             .select_from(r.join(m, and_(m.c.sid == r.c.sid, m.c.seq == r.c.seq)).join(s, s.c.sid == m.c.sid))
             .where(by_id, m.c.status != GONE)
         )  # fmt: skip
+
+    def _among(self, column: Any) -> Any:
+        """Whether a column is one of `ids`."""
+        if self._database.sqlite:
+            return column.in_(bindparam("ids", expanding=True))
+        # One parameter: a list of another length would be another statement, which the server has to be told first.
+        return column == any_(bindparam("ids", type_=ARRAY(column.type)))
 
     def drop_cached(self, owners: Collection[str]) -> None:
         """Let the indexes of owners go, and what blocks made of their records."""

@@ -307,16 +307,26 @@ class OwnerIndex:
         if corpus is not None:
             total_rows = max(total_rows, corpus.rows)
         near, norm = self._rows.structure()
-        total, window = np.zeros(size + 1, np.float32), np.zeros(size + 1, np.float32)
+        total, window, held = (np.zeros(size + 1, np.float32) for _ in range(3))
         for rows, share_of_word, slots, counts in found[:MAX_QUERY_TERMS]:
             weight = np.float32(share_of_word * scoring.idf(total_rows, rows))
+            if slots.size * (len(near) + 1) >= size:
+                # Most places are touched: taking from neighbours is five times as fast as handing to them.
+                held[:] = 0
+                held[slots] = counts
+                window[:] = held
+                for beside in near:
+                    window[:size] += np.float32(beside.share) * held[beside.whose]  # -1 is the spare place: it stays 0
+                total += weight * scoring.saturate(window, norm)
+                window[:] = 0
+                continue
             window[slots] += counts
             reached = [slots]
-            for share, neighbour in near:
+            for beside in near:
                 # No row is the same neighbour of two rows, so that plain addition counts each; -1 is the spare place.
-                reached.append(neighbour[slots])
-                window[reached[-1]] += np.float32(share) * counts
-            touched: Any = np.concatenate(reached) if slots.size * len(reached) < size else slice(None)
+                reached.append(beside.of[slots])
+                window[reached[-1]] += np.float32(beside.share) * counts
+            touched: Any = np.concatenate(reached)
             # A place that is touched twice is written twice with the same value.
             total[touched] = total[touched] + weight * scoring.saturate(window[touched], norm[touched])
             window[touched] = 0

@@ -71,6 +71,20 @@ class TableState(NamedTuple):
     vectors: Array
 
 
+class Neighbours(NamedTuple):
+    """One kind of neighbour of all rows.
+
+    Args:
+        share: Of a row's counts that its neighbour takes.
+        of: Which row that is, -1 for none, shape (rows,).
+        whose: Which row it is the neighbour of, -1 for none, shape (rows,).
+    """
+
+    share: float
+    of: Array
+    whose: Array
+
+
 class OwnerTable:
     """Columns, vectors, postings and neighbours of one owner's records; whoever holds it takes care of locking.
 
@@ -90,7 +104,7 @@ class OwnerTable:
         self.postings = Postings()
         self._before: Array = np.empty(0, np.int64)
         self._after: Array = np.empty(0, np.int64)
-        self._near: tuple[list[tuple[float, Array]], Array] | None = None
+        self._near: tuple[list[Neighbours], Array] | None = None
         self.sum: Array = np.zeros(self.dimensions or 0, np.float64)
         self.embedded = 0
 
@@ -290,24 +304,27 @@ class OwnerTable:
         table._link(set(np.unique(arrays["group"]).tolist()))
         return table
 
-    def structure(self) -> tuple[list[tuple[float, Array]], Array]:
-        """Neighbours, each with the share it takes of a row's counts, and the length part of BM25."""
+    def structure(self) -> tuple[list[Neighbours], Array]:
+        """Neighbours of each kind, and the length part of BM25 with one place to spare."""
         if self._near is None:
             size = self.size
             lengths = np.append(np.where(self.column("live"), self.column("length"), 0), np.float32(0))
+            before, after = (_twice(step[:size]) for step in (self._before, self._after))
             near, total, share = [], lengths[:size].copy(), np.ones(size, np.float32)
-            before, after = self._before[:size], self._after[:size]
             # A search hands a row's counts to its neighbours: the one before it takes them as from its after.
-            for step, inward, outward in (
-                (before, scoring.WINDOW_BEFORE, scoring.WINDOW_AFTER),
-                (after, scoring.WINDOW_AFTER, scoring.WINDOW_BEFORE),
+            for reached, opposite, inward, outward in (
+                (before, after, scoring.WINDOW_BEFORE, scoring.WINDOW_AFTER),
+                (after, before, scoring.WINDOW_AFTER, scoring.WINDOW_BEFORE),
             ):
-                reached = step
-                for taken, given in zip(inward, outward, strict=True):
-                    near.append((given, reached))
-                    total += np.float32(taken) * lengths[reached]
-                    share += np.float32(taken) * (reached >= 0)
-                    reached = np.where(reached >= 0, step[reached], -1)
+                for to, whose, taken, given in zip(reached, opposite, inward, outward, strict=True):
+                    near.append(Neighbours(given, to, whose))
+                    total += np.float32(taken) * lengths[to]
+                    share += np.float32(taken) * (to >= 0)
             norm = scoring.length_norm(total, share).astype(np.float32)
             self._near = near, np.append(norm, np.float32(1))
         return self._near
+
+
+def _twice(step: Array) -> tuple[Array, Array]:
+    """The next row in a direction, and the one after that; -1 for none."""
+    return step, np.where(step >= 0, step[step], -1)
