@@ -157,8 +157,8 @@ async def _analyse(address: str) -> None:
         await engine.dispose()
 
 
-def _data(text: str) -> str:
-    return f'{{"role":"user","additional_kwargs":{{}},"blocks":[{{"block_type":"text","text":"{text}"}}]}}'
+def _data(told: str) -> str:
+    return f'{{"role":"user","additional_kwargs":{{}},"blocks":[{{"block_type":"text","text":"{told}"}}]}}'
 
 
 async def _always(_: object) -> bool:

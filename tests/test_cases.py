@@ -46,6 +46,7 @@ from running import SOAK, MakeStorage
 from sqlalchemy import text
 
 from llama_index_memory_tiers import (
+    ForgetFilter,
     StaticMemoryBlock,
     Storage,
     TieredChatStore,
@@ -1125,6 +1126,7 @@ async def test_five_megabytes_are_a_message_like_any_other(storage: Storage) -> 
         '{"role": "user", "additional_kwargs": {}, "blocks": [{"block_type": "text", "text": 5}]}',
         '{"role": "user", "additional_kwargs": {}, "blocks": [{"block_type": "image", "image": 5}]}',
         '{"role": "user", "additional_kwargs": 5, "blocks": []}',
+        "[" * 5000,
         None,
     ],
 )
@@ -1159,6 +1161,8 @@ async def test_a_damaged_row_is_skipped_and_reported_and_the_session_goes_on(
     # What waits for a flush does not wait behind the damaged row.
     assert_once((await told(storage)).texts, everything[: -len(active)])
     assert "question 2" in "\n".join(texts(await memory.for_session("other").aget("question 2")))
+    assert (await memory.aforget(scope="user", filter=ForgetFilter(contains="question 2"))).complete
+    assert "question 2" not in texts(await memory.amessages())
     await memory.aclose()
 
 
@@ -1176,7 +1180,10 @@ async def damage(storage: Storage, *, seq: int, data: str | None) -> None:
     await storage._database.write(work)
 
 
-async def test_a_damaged_row_of_a_block_costs_that_row_only(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("fields", ['{"subject": ', "[]", "[" * 5000], ids=["cut", "list", "deep"])
+async def test_a_damaged_row_of_a_block_costs_that_row_only(
+    storage: Storage, caplog: pytest.LogCaptureFixture, fields: str
+) -> None:
     """Terms, vectors and fields of records, cut in the middle."""
     records = [
         NewRecord(
@@ -1196,7 +1203,7 @@ async def test_a_damaged_row_of_a_block_costs_that_row_only(storage: Storage, ca
     async def work(connection: Any) -> None:
         for table, key, number, column in damages:
             await connection.execute(table.update().where(table.c[key] == number).values({column: b"\x01\x02\x03"}))
-        await connection.execute(tables.records.update().where(tables.records.c.id == 4).values(data='{"subject": '))
+        await connection.execute(tables.records.update().where(tables.records.c.id == 4).values(data=fields))
 
     await storage._database.write(work)
     query = IndexQuery(text="kettle", now=storage.clock(), vector=(1.0, 1.0, 1.0))

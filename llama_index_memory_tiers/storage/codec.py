@@ -19,6 +19,9 @@ from llama_index_memory_tiers.text import ROLES_ZH
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _NO_META = MessageMeta()
+_META_FIELDS: Mapping[str, type] = {
+    "sent_from": str, "send_to": list, "cause_by": str, "utc_offset_seconds": int, "extra": dict
+}  # fmt: skip
 _REPLIERS = frozenset({"", "assistant", *ROLES_ZH["assistant"]})
 _TOLD_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT})
 _ROLES = {role.value: role for role in MessageRole}  # five times as fast as the enumeration's own look-up
@@ -63,7 +66,7 @@ def read_json(text: str) -> Mapping[str, Any]:
         return NOTHING
     try:
         fields = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return NOTHING
     return fields if isinstance(fields, dict) else NOTHING
 
@@ -102,17 +105,18 @@ def decode_sources(data: Sequence[str | None]) -> list[Source | Exception]:
     """
     roles, parts = [], []
     for written in data:
-        head, _, part = (written or "").partition(_TEXT)
+        text = written if isinstance(written, str) else ""  # a damaged one may be bytes
+        head, _, part = text.partition(_TEXT)
         role = _PLAIN_HEADS.get(head)
         if role and part.endswith(_PLAIN_TAIL) and _NEXT_BLOCK not in part:
             part = part[: 1 - len(_PLAIN_TAIL)]
         else:
-            part, role = written or "", None
+            part, role = text, None
         roles.append(role)
         parts.append(part)
     try:
         parsed = json.loads(f"[{','.join(parts)}]")
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = []
     if len(parsed) != len(data):  # a row is damaged, perhaps by holding more than one value
         return [_attempt(written) for written in data]
@@ -188,10 +192,20 @@ def encode_meta(meta: MessageMeta) -> str | None:
 
 
 def decode_meta(data: str | None) -> MessageMeta:
-    """Read what `encode_meta` wrote."""
+    """Read what `encode_meta` wrote; raises ValueError or TypeError when it is damaged."""
     if data is None:
         return _NO_META
-    fields: Mapping[str, Any] = json.loads(data)
+    try:
+        fields = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    known = [
+        name
+        for name, kind in _META_FIELDS.items()
+        if isinstance(fields, dict) and isinstance(fields.get(name, kind()), kind)
+    ]
+    if len(known) < len(_META_FIELDS):
+        raise ValueError("no metadata")
     return MessageMeta(
         sent_from=fields.get("sent_from", ""),
         send_to=tuple(fields.get("send_to", ())),

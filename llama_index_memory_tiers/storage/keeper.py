@@ -96,14 +96,20 @@ class IndexKeeper:
             del self._wanted[owner]
 
     async def settle(self) -> None:
-        """Wait for what is being told on this loop."""
+        """Wait until nothing is being told on this loop any more."""
+        while await self._settled_once():
+            pass
+
+    async def _settled_once(self) -> bool:
+        """Wait for what is being told on this loop now; whether there was anything."""
         here = asyncio.get_running_loop()
-        while mine := [task for task in self._tasks if task.get_loop() is here]:
-            await asyncio.gather(*mine, return_exceptions=True)
+        mine = [task for task in self._tasks if task.get_loop() is here]
+        await asyncio.gather(*mine, return_exceptions=True)
+        return bool(mine)
 
     async def sync(self, progress: SyncProgress | None = None, *, again: bool = False) -> IndexState:
         """Tell it everything that it has not been told; see `Storage.sync_index`."""
-        await self.settle()  # else what has begun already may begin to tell the same when this has ended
+        await self._settled_once()  # else what has begun already may begin to tell the same when this has ended
         if again:
             await self.marks.reset()
         done = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from sqlalchemy import String, and_, bindparam, case, cast, func, literal, null, select
+from sqlalchemy import BigInteger, String, and_, bindparam, case, cast, func, literal, null, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.records import Place, StoredMessage
@@ -105,12 +105,12 @@ class LogReader:
         )
         rev = func.coalesce(o.c.rev, 0) + func.coalesce(alone.c.rev, 0)
         standing = (
-            # As a first row, its numbers where those of a message are: in columns of their own they would be read again
-            # with each message, which takes a fifth longer. The revision tells whether a remembered recall is still
-            # the newest.
+            # As a first row, its numbers where those of a message are, as text where a message has text: in columns of
+            # their own they would be read again with each message, which takes a fifth longer. The revision tells
+            # whether a remembered recall is still the newest.
             select(
-                literal(0).label("seq"), cast(s.c.sid, String), null(), s.c.head_seq, cast(rev, String),
-                s.c.window_rev, null(), null(),
+                literal(0).label("seq"), cast(s.c.sid, String), null(), s.c.head_seq,
+                cast(cast(rev, BigInteger), String), s.c.window_rev, null(), null(),
             )
             .select_from(
                 s.outerjoin(o, o.c.owner == bindparam("owner"))

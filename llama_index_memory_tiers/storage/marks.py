@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -265,17 +266,17 @@ class MarkStore:
         return list(await self._read(query, {}))
 
     async def dimensions(self, owner: str, model: str) -> int:
-        """Size of an owner's newest vector of a model; 0 without any."""
+        """Size of an owner's newest vectors of a model, that of most of three as one may be damaged; 0 without any."""
         r, e = self._t.records, self._t.embeddings
         query = (
             select(func.length(e.c.vec))
             .join_from(r, e, and_(e.c.record_id == r.c.id, e.c.model == model))
             .where(r.c.owner == owner)
             .order_by(r.c.rev.desc(), r.c.id.desc())
-            .limit(1)
+            .limit(3)
         )
-        rows = await self._read(query, {})
-        return int(rows[0][0]) // 2 if rows else 0
+        sizes = Counter(int(row[0]) // 2 for row in await self._read(query, {}))
+        return sizes.most_common(1)[0][0] if sizes else 0
 
     async def _read(self, query: Any, values: dict[str, Any]) -> Sequence[Any]:
         async def work(connection: AsyncConnection) -> Sequence[Any]:

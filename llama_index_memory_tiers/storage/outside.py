@@ -150,7 +150,7 @@ class OutsideSearch:
         while page := await self._marks.vectors(owner, model, after):
             after = page[-1].id
             speakers.update(dict.fromkeys(row.speaker for row in page if row.speaker))
-            part = [row.vec for row in page if 0 < len(row.vec) == 2 * dimensions]  # others are damaged
+            part = [row.vec for row in page if 0 < len(row.vec) == 2 * dimensions]  # not damaged
             if part:
                 vectors = np.frombuffer(b"".join(part), "<f2").reshape(len(part), -1).astype(np.float32)
                 summed = vectors.sum(axis=0, dtype=np.float32).astype(np.float64)

@@ -43,12 +43,15 @@ def agent_key(agent_id: str) -> str:
 
 
 def _record(row: Any, sources: tuple[Place, ...]) -> Record:
+    data = json.loads(row.data)
+    if not isinstance(data, dict):
+        raise TypeError("no fields")
     return Record(
         id=row.uid,
         kind=row.kind,
         block=row.block,
         text=row.text,
-        data=json.loads(row.data),
+        data=data,
         created_at=from_microseconds(row.created_at),
         said_at=_moment(row.said_at),
         expires_at=_moment(row.expires_at),
@@ -69,7 +72,7 @@ def readable(rows: Iterable[Any], places: Mapping[int, tuple[Place, ...]]) -> di
 def _read(row: Any, sources: tuple[Place, ...]) -> Record | None:
     try:
         return _record(row, sources)
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         about = {"record": row.uid, "error": type(error).__name__}
         _logger.error("damaged record skipped", extra=about)  # noqa: TRY400  # the error's text quotes the row
         return None

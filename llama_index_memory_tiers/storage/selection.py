@@ -79,7 +79,7 @@ class ForgetFilter:
 def _occurs(needle: str, data: str) -> bool:
     try:
         texts: Sequence[str] = list(_strings(json.loads(data)))
-    except ValueError:
+    except (ValueError, RecursionError):
         texts = [data]  # damaged: what can be read of it
     return any(needle.casefold() in text.casefold() for text in texts)
 

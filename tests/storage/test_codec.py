@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from llama_index.core.base.llms.types import (
 from llama_index_memory_tiers import copies
 from llama_index_memory_tiers.copies import as_known, clone
 from llama_index_memory_tiers.errors import InvalidMessageError
-from llama_index_memory_tiers.moments import from_microseconds, to_microseconds
+from llama_index_memory_tiers.moments import check_moment, from_microseconds, to_microseconds
 from llama_index_memory_tiers.records import MessageMeta
 from llama_index_memory_tiers.storage import codec
 
@@ -230,6 +231,27 @@ def test_times_keep_their_moment_and_zone(naive: datetime, offset: int) -> None:
     back = from_microseconds(to_microseconds(time), offset)
     assert back == time
     assert back.utcoffset() == time.utcoffset()
+
+
+COUNTS = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+    st.none(),
+    st.sampled_from([to_microseconds(datetime(year, 1, 1)) for year in (1, 2, 9999)]),  # noqa: DTZ001
+)
+
+
+@given(COUNTS, st.one_of(st.just(0), st.integers()))
+def test_a_moment_that_is_checked_can_be_made(count: Any, offset: int) -> None:
+    wrong = (ValueError, TypeError, OverflowError)
+    try:
+        check_moment(count, offset)
+    except wrong:
+        with pytest.raises(wrong):
+            from_microseconds(count, offset)
+    else:
+        assert from_microseconds(count, offset).tzinfo is not None
 
 
 def test_naive_times_mean_utc() -> None:

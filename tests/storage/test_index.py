@@ -242,6 +242,15 @@ def test_search_equals_plain_python_whatever_the_data_filters_and_order_of_updat
         assert all(sum(hit.legs.values()) == pytest.approx(hit.score, abs=1e-5) for hit in hits)
 
 
+@pytest.mark.parametrize("share", [1, 2, 3, 4, 5, 10])
+def test_a_word_weighs_the_same_however_many_records_hold_it(share):
+    """Words of many records are counted another way than those of few."""
+    rows = [make(n, "tea cup" if n % share == 0 else "cup", seq=n, live=n % 7 > 0) for n in range(60)]
+    query = IndexQuery(text="tea", now=NOW, limit=100)
+    found = {hit.id: hit.score for hit in filled(*rows).search(query)}
+    assert found == pytest.approx(plain_search(query, rows), abs=1e-5)
+
+
 @given(SEEDS)
 @settings(deadline=None, max_examples=25)
 def test_a_limit_gives_the_beginning_of_the_whole_list(seed):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.storage.chat_store.base_db import MessageStatus
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import Storage
@@ -440,12 +440,32 @@ async def test_an_offset_without_a_limit_skips_the_oldest(storage: Storage) -> N
     assert [stored.message.content for stored in found] == ["b", "c"]
 
 
-@pytest.mark.parametrize("damage", ["{", "null", "[]", '{"role": "user"}', '{"role": "x", "blocks": "secret"}', None])
+DAMAGES: list[dict[str, Any]] = [
+    *({"data": data} for data in ("{", "null", "[]", '{"role": "user"}', '{"role": "x", "blocks": "secret"}', None)),
+    {"data": "[" * 5000},
+    *(
+        {"meta": meta}
+        for meta in ("[]", "5", "{", "[" * 5000, '{"sent_from": 5}', '{"utc_offset_seconds": 1000000000}')
+    ),
+    {"created_at": 2**62},
+]
+ONLY_SQLITE_HOLDS: list[dict[str, Any]] = [
+    {"data": b"\xff"},
+    {"tokens": "many"},
+    {"tokens": 1.5},
+    {"created_at": "yesterday"},
+    {"created_at": float("inf")},
+]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, *ONLY_SQLITE_HOLDS], ids=lambda damage: f"{damage!r:.40}")
 async def test_a_damaged_row_is_skipped_and_reported_and_the_session_goes_on(
-    storage: Storage, damage: str | None, caplog: pytest.LogCaptureFixture
+    storage: Storage, damage: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    if damage in ONLY_SQLITE_HOLDS and not storage._database.sqlite:
+        pytest.skip("PostgreSQL holds in a column what it was made for")
     await put(storage, "a", "secret words", "c")
-    await change(storage, 2, data=damage)
+    await change(storage, 2, **damage)
     with caplog.at_level(logging.ERROR):
         found = await storage.log.window("ann", "s")
     assert [stored.message.content for stored in found.messages] == ["a", "c"]
@@ -457,6 +477,22 @@ async def test_a_damaged_row_is_skipped_and_reported_and_the_session_goes_on(
     assert (await storage.log.window("ann", "s")).damaged == (2,)
     assert [stored.seq for stored in await storage.log.move_oldest("ann", "s", 2)] == [1]
     assert await window(storage) == ["c", "d"]
+
+
+@pytest.mark.parametrize("rev", [1.5, 2**63 - 1, "many"])
+async def test_a_damaged_revision_of_the_owner_closes_no_window(rev: object) -> None:
+    async with Storage() as storage:
+        await put(storage, "a")
+        owners = storage._tables.owners
+
+        async def damage(connection: AsyncConnection) -> None:
+            for owner in ("u:ann", "s:1"):
+                await connection.execute(insert(owners).values(owner=owner, rev=rev, epoch=0))
+
+        await storage._database.write(damage)
+        assert await window(storage) == ["a"]
+        await put(storage, "b")
+        assert await window(storage) == ["a", "b"]
 
 
 async def test_flushed_until_is_the_last_that_left_the_window_for_good(storage: Storage) -> None:

@@ -537,24 +537,26 @@ async def test_who_speaks_is_known_without_the_owner_index_and_dropped_with_the_
         await memory.aclose()
 
 
-async def test_a_damaged_vector_stops_no_question(client: AsyncQdrantClient) -> None:
+@pytest.mark.parametrize(("record_id", "vector"), [(1, b"\x01\x02\x03"), (3, b"\x01\x02\x03\x04")])
+async def test_a_damaged_vector_stops_no_question(client: AsyncQdrantClient, record_id: int, vector: bytes) -> None:
     async with Storage(vectors=client) as storage:
         memory = remembering(storage)
-        told = [said("user", "The parrot is called Io."), said("assistant", "Nice.")]
+        told = [said("user", "The parrot is called Io."), said("assistant", "Nice."), said("user", "It talks.")]
         await memory.aput_messages(told, sent_from="Ann")
         await memory.aflush()
         await storage.sync_index()
         embeddings = storage.records._t.embeddings
 
         async def damage(connection: Any) -> None:
-            await connection.execute(embeddings.update().where(embeddings.c.record_id == 1).values(vec=b"\x01\x02\x03"))
+            await connection.execute(embeddings.update().where(embeddings.c.record_id == record_id).values(vec=vector))
 
         await storage.records._database.write(damage)
+        await storage.sync_index(again=True)
         storage.records.drop_cached({"u:ann"})
         assert await storage.records.finder.speakers("u:ann", HashEmbedding().model_name) == ("Ann",)
-        vector = tuple(HashEmbedding().get_query_embedding("parrot"))
-        query = IndexQuery(text="parrot", now=storage.clock(), vector=vector)
-        assert len(await outside(storage, query, model=HashEmbedding().model_name, owner="u:ann")) == 2
+        asked = tuple(HashEmbedding().get_query_embedding("parrot"))
+        query = IndexQuery(text="parrot", now=storage.clock(), vector=asked)
+        assert len(await outside(storage, query, model=HashEmbedding().model_name, owner="u:ann")) == 3
         assert "The parrot is called Io." in {one.text for one in await memory.arecall("What is Ann's parrot called?")}
         await memory.aclose()
 

@@ -115,8 +115,8 @@ class OwnerTable:
     def nbytes(self) -> int:
         """Memory held, in bytes, near enough for a cache."""
         arrays = (*self._columns.values(), self.vectors, self._before, self._after)
-        # The structure that a search leaves behind: four columns of neighbours and one of lengths.
-        norm = 0 if self._near is None else 36 * self.size
+        # The structure that a search leaves behind: two columns of neighbours' neighbours and one of lengths.
+        norm = 0 if self._near is None else 20 * self.size
         # A dict entry with its two numbers takes about 100 bytes.
         python = 100 * (len(self._revs) + len(self._slots))
         return sum(a.nbytes for a in arrays) + norm + self.postings.nbytes + python
