@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
+import itertools
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,38 @@ def page() -> str:
     for name, room in _ROOMS.items():
         parts.append(f"## {name}\n")
         parts += [_entry(one, getattr(room, one)) for one in sorted(_public(room), key=str.casefold)]
+    parts.append("## What methods return and reports hold\n")
+    parts += [_entry(one.__name__, one) for one in sorted(_handed_out(), key=lambda one: one.__name__.casefold())]
     return "\n".join(parts)
+
+
+def _handed_out() -> set[type]:
+    """Classes of ours that nobody imports, as they are only ever given to a user."""
+    listed = {getattr(room, name) for room in _ROOMS.values() for name in _public(room)}
+    found: set[type] = set()
+    waiting = [one for one in listed if inspect.isclass(one)]
+    while waiting:
+        given = _given_by(waiting.pop()) - listed - found
+        found |= given
+        waiting += given
+    return found
+
+
+def _given_by(cls: type) -> set[type]:
+    """Classes of ours that a class's methods return, and that its fields hold."""
+    hints = [typing.get_type_hints(cls).values()] if dataclasses.is_dataclass(cls) else []
+    for name, value in _own_members(cls).items():
+        inner = value.fget if isinstance(value, property) else inspect.unwrap(getattr(value, "__func__", value))
+        if inspect.isfunction(inner) and not name.startswith("_") and inner.__doc__:
+            with contextlib.suppress(NameError):  # named for type checkers only
+                hints.append([typing.get_type_hints(inner).get("return")])
+    return {one for hint in itertools.chain(*hints) for one in _classes_in(hint)}
+
+
+def _classes_in(hint: Any) -> set[type]:
+    if inspect.isclass(hint) and hint.__module__.startswith("llama_index_memory_tiers") and inspect.getdoc(hint):
+        return {hint}
+    return {one for part in typing.get_args(hint) for one in _classes_in(part)}
 
 
 def _public(room: Any) -> list[str]:
@@ -53,15 +88,20 @@ def _entry(name: str, value: Any) -> str:
 
 def _members(cls: type) -> list[str]:
     """Public methods and properties, in the order of their definition; of a block only what all blocks do not have."""
+    found = _own_members(cls)
+    twins = [name for name, value in found.items() if (inspect.getdoc(value) or "").startswith("See `a")]
+    shown = [text for name, value in found.items() if name not in twins and (text := _member(name, value))]
+    return [*shown, f"Without `await`: {', '.join(f'`{name}`' for name in twins)}.\n"] if twins else shown
+
+
+def _own_members(cls: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("llama_index_memory_tiers"):
             found |= {name: value for name, value in vars(base).items() if not name.startswith("_")}
     if issubclass(cls, package.TieredMemoryBlock) and cls is not package.TieredMemoryBlock:
         found = {name: value for name, value in found.items() if not hasattr(package.TieredMemoryBlock, name)}
-    twins = [name for name, value in found.items() if (inspect.getdoc(value) or "").startswith("See `a")]
-    shown = [text for name, value in found.items() if name not in twins and (text := _member(name, value))]
-    return [*shown, f"Without `await`: {', '.join(f'`{name}`' for name in twins)}.\n"] if twins else shown
+    return found
 
 
 def _member(name: str, value: Any) -> str:

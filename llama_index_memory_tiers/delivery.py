@@ -365,7 +365,8 @@ class Delivery:
                 error = step.error
                 break
         pending = await self._pending(consumer, session) if step.waiting is None else step.waiting
-        return BlockProgress(consumer.key, absorbed, pending, error, parked)
+        not_due = session.head_seq - due.flushed_until if consumer.absorb_on == {"flush"} else 0
+        return BlockProgress(consumer.key, absorbed, pending, error, parked, min(pending, not_due))
 
     async def _step(self, consumer: Consumer, session: Session, due: Due) -> Step:
         return await absorb(

@@ -8,6 +8,8 @@ from functools import partial
 
 import pytest
 import tiktoken
+from hypothesis import given
+from hypothesis import strategies as st
 from llama_index.core.base.llms.types import (
     AudioBlock,
     CacheControl,
@@ -419,6 +421,49 @@ def test_a_tool_result_without_its_call_is_left_out_with_a_reason():
     packed = pack(rows, 100)
     assert shown(packed) == [0, 2]
     assert [(out.reason, out.row.place) for out in packed.left_out] == [("no call", (1, 1))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "broken"),
+    [
+        ([said("user", 1, 0), answer(1, "gone"), said("assistant", 1, 2), said("user", 1, 3)], {1: "no call"}),
+        ([said("user", 1, 0), call(1, "a"), said("assistant", 1, 2), said("user", 1, 3)], {1: "no result"}),
+        ([said("user", 1, 0), call(1, "a", "b"), answer(2, "b"), said("user", 1, 3)], {1: "no result", 2: "no result"}),
+        ([said("user", 1, 0), call(1, "a"), call(2, "b"), answer(3, "b"), answer(4, "a"), said("assistant", 1, 5)], {}),
+        ([said("user", 1, 0), call(1, "a"), answer(2, ""), said("assistant", 1, 3)], {}),
+        ([said("user", 1, 0), said("assistant", 1, 1), answer(2, ""), said("user", 1, 3)], {}),
+        ([said("assistant", 1, 0, tool_calls=[{"function": 1}]), answer(1, "x"), said("user", 1, 2)], {}),
+        ([said("assistant", 1, 0, tool_calls=[{"id": "y"}]), answer(1, "x"), said("user", 1, 2)], {0: "no result", 1: "no call"}),
+        ([said("user", 1, 0), call(1, "a"), call(2, "b")], {}),
+    ],
+    ids=["no call", "no result", "one of two", "crossed", "nameless", "unrecorded call", "call without id", "strangers", "waiting"],
+)  # fmt: skip
+def test_what_is_left_of_a_broken_tool_exchange_is_not_shown(rows, broken):
+    packed = pack(rows, 500)
+    assert shown(packed) == [at for at in range(len(rows)) if at not in broken]
+    assert {out.row.place[1]: out.reason for out in packed.left_out} == broken
+
+
+@given(st.lists(st.sampled_from(["user", "assistant", "call", "call two", "result"]), max_size=12), st.data())
+def test_whatever_was_forgotten_no_call_and_no_result_stands_alone(kinds, data):
+    rows, open_calls = [], []
+    for at, kind in enumerate(kinds):
+        if kind.startswith("call"):
+            ids = [f"{at}a", f"{at}b"][: 1 + kind.endswith("two")]
+            rows.append(call(at, *ids))
+            open_calls += ids
+        elif kind == "result" and open_calls:
+            rows.append(answer(at, open_calls.pop(0)))
+        elif kind != "result":
+            rows.append(said(kind, 1, at))
+    left = [row for row in rows if data.draw(st.booleans())]
+    messages = [row.message for row in pack(left, 5000).rows]
+    calls = [block.tool_call_id for m in messages for block in m.blocks if isinstance(block, ToolCallBlock)]
+    results = [m.additional_kwargs["tool_call_id"] for m in messages if m.role == "tool"]
+    assert set(results) <= set(calls)
+    talked_on = max((at for at, m in enumerate(messages) if m.role == "user"), default=0)
+    before = [b.tool_call_id for m in messages[:talked_on] for b in m.blocks if isinstance(b, ToolCallBlock)]
+    assert set(before) <= set(results)
 
 
 def test_older_turns_are_shown_whole_newest_first():

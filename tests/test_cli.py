@@ -701,7 +701,7 @@ def test_a_worker_absorbs_what_is_due_in_anybodys_sessions(tmp_path, factories):
     ran = command("worker", "--once", "--memory", "yours:memory", "--storage", path, "--json")
     assert ran.code == 0
     assert ran.json["blocks"] == [
-        {"block": "RetrievedMessages", "absorbed": 6, "pending": 0, "error": None, "parked": 0}
+        {"block": "RetrievedMessages", "absorbed": 6, "pending": 0, "error": None, "parked": 0, "in_window": 0}
     ]
     found = command("search", "in three", "--user", "bob", "--storage", path, "--json").json["found"]
     assert "bob in three" in [one["text"] for one in found]
@@ -967,6 +967,7 @@ def test_a_chat_needs_no_storage_and_shows_why(tmp_path):
     assert ran.code == 0
     assert "391" in ran.out
     assert "RetrievedMessages" in ran.out
+    assert "Nothing is kept" in ran.out
 
 
 def test_a_chat_refuses_an_address_that_is_none():

@@ -30,6 +30,7 @@ from doubles import (
 )
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
+from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_tiers import Storage, TieredChatStore, TieredMemory, pacing
 from llama_index_memory_tiers.errors import StorageUnavailableError
@@ -226,7 +227,9 @@ async def test_a_flush_waits_for_what_a_slow_block_is_at(make: Make) -> None:
     assert (await flushing).complete
 
 
-async def test_the_report_of_a_flush_says_what_was_absorbed_what_waits_and_why(make: Make) -> None:
+async def test_the_report_of_a_flush_says_what_was_absorbed_what_waits_and_why(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     good = RecordingBlock(name="Good", absorb_every=100)
     bad = RecordingBlock(name="Bad", absorb_every=100, on_prepare=refuse_content("question"))
     late = RecordingBlock(name="Late", absorb_on=frozenset({"flush"}))
@@ -237,9 +240,27 @@ async def test_the_report_of_a_flush_says_what_was_absorbed_what_waits_and_why(m
     assert (by_name["Good"].absorbed, by_name["Good"].pending, by_name["Good"].error) == (2, 0, None)
     assert (by_name["Bad"].absorbed, by_name["Bad"].pending, by_name["Bad"].error) == (0, 2, "BadContentError")
     assert (by_name["Late"].absorbed, by_name["Late"].pending, by_name["Late"].error) == (0, 2, None)
+    assert [by_name[name].in_window for name in ("Good", "Bad", "Late")] == [0, 0, 2]
     assert not report.complete
+    await memory.aflush()
+    logged = [(record.message, record.__dict__["block"], record.__dict__["error"]) for record in caplog.records]
+    assert logged == [("block failed", "Bad", "BadContentError")]
     assert "BadContentError" in str(report)
     assert "question 0" not in str(report)
+
+
+async def test_a_flush_is_complete_while_what_a_block_does_not_take_yet_stands_in_the_window(make: Make) -> None:
+    memory = make(RecordingBlock(absorb_on=frozenset({"flush"})), window_messages=4)
+    await memory.aput_messages([*turn(0), *turn(1)])
+    report = await memory.aflush()
+    assert report.complete
+    assert [(block.absorbed, block.pending, block.in_window) for block in report.blocks] == [(0, 4, 4)]
+    assert "in window" in str(report)
+    await memory.aput_messages([*turn(2), *turn(3)])
+    report = await memory.aflush()
+    assert report.complete
+    left = len(await memory.amessages(MessageStatus.ACTIVE))
+    assert [(block.pending, block.in_window) for block in report.blocks] == [(left, left)]
 
 
 async def test_a_flush_reaches_the_users_other_sessions(make: Make) -> None:

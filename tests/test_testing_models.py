@@ -355,8 +355,9 @@ async def test_a_real_agent_answers_with_the_result_of_the_tool_and_then_from_me
     assert str(await agent.run("What is Tom allergic to?", memory=memory)) == "My cat Tom is allergic to fish."
 
 
-def test_rules_of_the_user_are_used() -> None:
-    rule = ToolRule(re.compile("^multiply$"), re.compile(r"double (\d+)"), lambda m, _: {"a": int(m[1]), "b": 2})
+@pytest.mark.parametrize("pattern", [re.compile, str])
+def test_rules_of_the_user_are_used(pattern: Any) -> None:
+    rule = ToolRule(pattern("^multiply$"), pattern(r"double (\d+)"), lambda m, _: {"a": int(m[1]), "b": 2})
     llm = QuotingLLM(rules=[rule, *DEFAULT_TOOL_RULES])
     assert llm.predict_and_call([MULTIPLY], user_msg="Please double 21.").response == "42"
 

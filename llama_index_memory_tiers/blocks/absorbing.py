@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from llama_index_memory_tiers.events import BatchAbsorbed, BatchPrepared, BlockF
 from llama_index_memory_tiers.instruments import acting
 from llama_index_memory_tiers.records import Batch, Changes, Reads, Scope, StoredMessage
 from llama_index_memory_tiers.storage import DeadLetter, OwnerReader, Session, Storage, owner_key
+
+_logger = logging.getLogger(__name__)
 
 Outcome = Literal["absorbed", "nothing", "busy", "failed", "outage", "parked", "again"]
 
@@ -296,15 +299,19 @@ async def _failed(storage: Storage, consumer: Consumer, batch: Batch, me: str, e
     )
     if not parked:
         await storage.cursors.release(batch.sid, consumer.key, me, error=kind, counts=counts)
-    emit(
-        BlockFailed(
-            session_id=batch.scope.session_id,
-            block=consumer.key,
-            error=kind,
-            attempts=attempts + 1,
-            parked=parked,
-        )
+    failed = BlockFailed(
+        session_id=batch.scope.session_id,
+        block=consumer.key,
+        error=kind,
+        attempts=attempts + 1,
+        parked=parked,
     )
+    emit(failed)
+    if parked or not attempts:  # the error's text may quote what was said, or a key
+        _logger.warning(
+            "block put a batch aside" if parked else "block failed",
+            extra={"block": consumer.key, "session_id": batch.scope.session_id, "error": kind},
+        )
     return Step("parked" if parked else "outage" if outage else "failed", error=kind)
 
 

@@ -44,18 +44,18 @@ async def search(reader: OwnerReader, query: IndexQuery, model: str, failed: Blo
     try:
         return await reader.search(query, model=model)
     except EmbeddingError as error:
-        emit(_with_sizes(failed, error) if isinstance(error, EmbeddingMismatchError) else failed)
+        emit(_with_sizes(failed, error, model) if isinstance(error, EmbeddingMismatchError) else failed)
         return await reader.search(replace(query, vector=None), model=model)
 
 
-def _with_sizes(failed: BlockFailed, error: EmbeddingMismatchError) -> EmbeddingMismatch:
+def _with_sizes(failed: BlockFailed, error: EmbeddingMismatchError, model: str) -> EmbeddingMismatch:
     return EmbeddingMismatch(
         session_id=failed.session_id,
         block=failed.block,
         error=failed.error,
         stored_dimensions=error.stored_dimensions,
         asked_dimensions=error.asked_dimensions,
-        stored_model=error.stored_model,
-        asked_model=error.asked_model,
+        stored_model=error.stored_model or model,  # two models of one name, or one that was set otherwise
+        asked_model=error.asked_model or model,
         remedy=error.remedy,
     )

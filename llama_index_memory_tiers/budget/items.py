@@ -14,7 +14,7 @@ from llama_index.core.base.llms.types import (
 
 from llama_index_memory_tiers.records import Place
 
-Reason = Literal["already shown", "no room", "share", "cut", "no call"]
+Reason = Literal["already shown", "no room", "share", "cut", "no call", "no result"]
 
 
 @dataclass(frozen=True, slots=True)

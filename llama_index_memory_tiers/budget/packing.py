@@ -262,7 +262,7 @@ class Packer:
 
     def _shows_all(self) -> bool:
         """Show the whole window if it is within its share: the usual case, in which there is nothing to weigh."""
-        if self._plan.tokens > self._share or self._plan.orphans:
+        if self._plan.tokens > self._share or self._plan.broken:
             return False
         self._row_tokens = self._plan.tokens
         self._shown_rows, self._shown = set(range(len(self._rows))), set(self._plan.places)
@@ -392,7 +392,7 @@ class Packer:
     def _left_out(self) -> Iterator[LeftOut]:
         for index, row in enumerate(self._rows):
             if index not in self._shown_rows:
-                yield LeftOut("", "no call" if index in self._plan.orphans else "no room", row=row)
+                yield LeftOut("", self._plan.broken.get(index, "no room"), row=row)
         for at in self._order:
             section = self._sections[at]
             for claim in self._claims(at):

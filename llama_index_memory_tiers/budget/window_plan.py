@@ -9,9 +9,8 @@ from typing import Literal
 
 from llama_index.core.base.llms.types import MessageRole
 
+from llama_index_memory_tiers.budget.exchanges import broken_exchanges
 from llama_index_memory_tiers.budget.flushing import (
-    RESULT_ROLES,
-    SYSTEM_ROLES,
     WindowRow,
     call_groups,
     leading,
@@ -45,10 +44,8 @@ class WindowPlan:
         """Where its messages stand in the log."""
         self.counted = {id(row.message): (row.message, row.tokens) for row in rows}
         """Messages and their sizes, by identity."""
-        lead = next((at for at, row in enumerate(rows) if row.message.role not in SYSTEM_ROLES), len(rows))
-        first = next((at for at in range(lead, len(rows)) if rows[at].message.role not in RESULT_ROLES), len(rows))
-        self.orphans = frozenset(range(lead, first))
-        """Indexes of tool results whose call is not in the window."""
+        self.broken = broken_exchanges(rows)
+        """What is left of a tool call without its result, or of a result without its call, by index: not shown."""
 
     @property
     def must(self) -> tuple[int, ...]:
@@ -65,7 +62,7 @@ class WindowPlan:
         # Only when the window does not fit: a window of 1 000 messages takes 3 ms to cut.
         window = [window_row(index, row.message, row.tokens) for index, row in enumerate(self._rows)]
         lead = leading(window)
-        turns = turns_or_groups(window[lead + len(self.orphans) :])
+        turns = turns_or_groups([row for row in window[lead:] if row.seq not in self.broken])
         newest = turns.pop() if turns else []
         must = next((row.seq for row in reversed(newest) if row.role == MessageRole.USER), None)
 

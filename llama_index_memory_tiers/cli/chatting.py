@@ -43,7 +43,8 @@ async def chat(where: Where, llm: str | None, *, as_json: bool) -> Outcome:
     turns: list[dict[str, Any]] = []
     tell = _silent if as_json else _tell
     try:
-        tell(f"{storage.file or storage.address}, user {memory.user_id}. {HELP}")
+        kept = "Nothing is kept after this chat (--storage FILE keeps it)" if storage.private else storage.file
+        tell(f"{kept or storage.address}, user {memory.user_id}. {HELP}")
         for line in _lines(sys.stdin, prompt=not as_json):
             if line.startswith("/"):
                 await _command(memory, line, turns, tell=tell, as_json=as_json)

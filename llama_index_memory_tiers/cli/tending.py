@@ -40,7 +40,12 @@ class Rounds:
         for block in report.blocks:
             before = self.blocks.get(block.block, BlockProgress(block.block))
             self.blocks[block.block] = BlockProgress(
-                block.block, before.absorbed + block.absorbed, block.pending, block.error, before.parked + block.parked
+                block.block,
+                before.absorbed + block.absorbed,
+                block.pending,
+                block.error,
+                before.parked + block.parked,
+                block.in_window,
             )
 
     def outcome(self) -> Outcome:

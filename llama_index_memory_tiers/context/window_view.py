@@ -8,8 +8,8 @@ from functools import cached_property
 
 from llama_index.core.base.llms.types import ChatMessage
 
-from llama_index_memory_tiers.budget import RESULT_ROLES, SYSTEM_ROLES, Row, TokenCounter, WindowPlan
-from llama_index_memory_tiers.copies import Source, fresh, many_objects
+from llama_index_memory_tiers.budget import RESULT_ROLES, Row, TokenCounter, WindowPlan
+from llama_index_memory_tiers.copies import PlainText, Source, fresh, many_objects
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.storage import Window
 
@@ -64,11 +64,16 @@ class WindowView:
 
     def alone(self, limit: int) -> list[ChatMessage] | None:
         """The window as it is, if it fits and nothing in it has to be left out: then there is nothing to pack."""
-        messages = self.window.messages
-        first = next((stored.role for stored in messages if stored.role not in SYSTEM_ROLES), None)
-        if self._said or first in RESULT_ROLES or self.window.tokens > limit:
+        if self._said or self.window.tokens > limit or not self._whole:
             return None
-        return fresh([stored.source for stored in messages])
+        return fresh([stored.source for stored in self.window.messages])
+
+    @cached_property
+    def _whole(self) -> bool:
+        """Whether nothing is left out whatever the room."""
+        sources = (stored.source for stored in self.window.messages)
+        plain = all(isinstance(source, PlainText) and source.role not in RESULT_ROLES for source in sources)
+        return plain or not self.plan.broken
 
 
 class WindowViews:

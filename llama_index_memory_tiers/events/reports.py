@@ -20,9 +20,10 @@ class BlockProgress:
     Args:
         block: Its key.
         absorbed: Messages absorbed by this call.
-        pending: Messages that still wait.
+        pending: Messages that it has not absorbed.
         error: Kind of the newest failure, `busy` while another worker is at it, or `None`.
         parked: Ranges put aside as dead letters by this call.
+        in_window: Of those pending, how many are not due: the block absorbs what has left the window.
     """
 
     block: str
@@ -30,6 +31,7 @@ class BlockProgress:
     pending: int = 0
     error: str | None = None
     parked: int = 0
+    in_window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class FlushReport(Shown):
 
     @property
     def complete(self) -> bool:
-        """Whether nothing waits any more."""
-        return not any(block.pending for block in self.blocks)
+        """Whether nothing waits any more that is due."""
+        return not any(block.pending > block.in_window for block in self.blocks)
 
     def plus(self, progress: Iterable[BlockProgress]) -> FlushReport:
         """The same with what was done elsewhere, block by block; the newest failure stays."""
@@ -58,12 +60,17 @@ class FlushReport(Shown):
                 before.pending + more.pending,
                 more.error or before.error,
                 before.parked + more.parked,
+                before.in_window + more.in_window,
             )
         return FlushReport(tuple(total.values()))
 
     def _grids(self) -> Sequence[Grid]:
-        rows = [(b.block, b.absorbed, b.pending, b.parked, b.error or "") for b in self.blocks]
-        return [Grid(("block", "absorbed", "pending", "parked", "error"), rows)]
+        # Only some blocks wait for what stands in the window.
+        waits = any(block.in_window for block in self.blocks)
+        rows = [
+            (b.block, b.absorbed, b.pending, *([b.in_window] * waits), b.parked, b.error or "") for b in self.blocks
+        ]
+        return [Grid(("block", "absorbed", "pending", *(["in window"] * waits), "parked", "error"), rows)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -666,3 +666,31 @@ async def test_two_processes_finish_one_job_together(make_storage: MakeStorage, 
     await asyncio.gather(*others)
     assert outcome.left["messages"] == 0
     assert outcome.removed["messages"] == 6
+
+
+@pytest.mark.parametrize("word", ["Lisbon", "sunny"], ids=["the call", "the result"])
+@pytest.mark.parametrize("blocks", [[], [VectorMemoryBlock(embed_model=None)]], ids=["alone", "block"])
+async def test_a_model_is_shown_no_half_of_a_tool_exchange_of_which_the_other_was_forgotten(
+    storage: Storage, word: str, blocks: list[Any]
+) -> None:
+    memory = TieredMemory(storage=storage, session_id="s", user_id="ann", memory_blocks=blocks)
+    call = ToolCallBlock(tool_call_id="1", tool_name="weather", tool_kwargs={"city": "Lisbon"})
+    told = [
+        said("user", "What is it like there?"),
+        ChatMessage(role="assistant", blocks=[call]),
+        ChatMessage(role="tool", content="sunny", additional_kwargs={"tool_call_id": "1"}),
+        said("assistant", "Fine."),
+        said("user", "Thanks."),
+    ]
+    await memory.aput_messages(told)
+    assert [message.role.value for message in await memory.aget()][-5:] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert (await memory.aforget(filter=ForgetFilter(contains=word))).removed["messages"] == 1
+    assert [message.role.value for message in await memory.aget()][-3:] == ["user", "assistant", "user"]
+    assert "tool" not in {message.role.value for message in await memory.aget()}
+    await memory.aclose()

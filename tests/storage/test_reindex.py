@@ -143,17 +143,18 @@ async def test_a_question_of_another_model_is_refused_with_both_sizes(storage: S
     assert "areindex" in caught.value.remedy
 
 
+@pytest.mark.parametrize("name", ["new", "old"], ids=["another name", "the same name"])
 async def test_a_memory_with_another_model_answers_by_words_and_says_why(
-    storage: Storage, mismatches: list[EmbeddingMismatch]
+    storage: Storage, mismatches: list[EmbeddingMismatch], name: str
 ) -> None:
     first = remembering(storage, Counting(size=384))
     await first.aput_messages(turn("The parrot is called Io."))
     await first.aflush()
-    second = remembering(storage, Counting(model_name="new", size=768))
+    second = remembering(storage, Counting(model_name=name, size=768))
     assert "Io" in (await second.arecall("parrot"))[0].text
     (event,) = mismatches
     assert (event.stored_model, event.stored_dimensions) == ("old", 384)
-    assert (event.asked_model, event.asked_dimensions) == ("new", 768)
+    assert (event.asked_model, event.asked_dimensions) == (name, 768)
     assert "areindex" in event.remedy
     await second.areindex()
     assert (await second.arecall("parrot"))[0].distance is not None

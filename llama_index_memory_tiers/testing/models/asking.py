@@ -17,13 +17,13 @@ class ToolRule:
     """When a user's words ask for a tool, and with which arguments.
 
     Args:
-        name: Searched in the tool's name.
-        regex: Searched in the newest user message.
+        name: Searched in the tool's name; a pattern, or its text.
+        regex: Searched in the newest user message; a pattern, or its text.
         kwargs: From the match and the names of the tool's parameters to its arguments; `None` when they don't fit.
     """
 
-    name: re.Pattern[str]
-    regex: re.Pattern[str]
+    name: re.Pattern[str] | str
+    regex: re.Pattern[str] | str
     kwargs: Callable[[re.Match[str], Sequence[str]], Mapping[str, Any] | None]
 
 
@@ -85,11 +85,11 @@ DEFAULT_TOOL_RULES: tuple[ToolRule, ...] = (
 def called(text: str, tools: Sequence[BaseTool], rules: Sequence[ToolRule]) -> ToolCall | None:
     """The call that a text asks for by the first rule that fits, and a tool that was offered; `None` for none."""
     for rule in rules if tools else ():
-        match = rule.regex.search(text)
+        match = re.search(rule.regex, text)
         for tool in tools if match else ():
             name = tool.metadata.get_name()
             parameters = list(tool.metadata.get_parameters_dict().get("properties", {}))
-            if match and rule.name.search(name) and (kwargs := rule.kwargs(match, parameters)) is not None:
+            if match and re.search(rule.name, name) and (kwargs := rule.kwargs(match, parameters)) is not None:
                 return ToolCall(name, kwargs)
     return None
 
