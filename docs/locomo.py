@@ -68,6 +68,8 @@ def main() -> None:
     parser.add_argument("locomo", type=Path)
     parser.add_argument("--write", type=Path, help="only write the chat as JSON Lines")
     arguments = parser.parse_args()
+    if not arguments.locomo.is_file():
+        parser.error(f"{arguments.locomo} is no file: download locomo10.json from snap-research/LoCoMo")
     chat = arguments.write or arguments.locomo.with_suffix(".jsonl")
     samples = json.loads(arguments.locomo.read_text(encoding="utf-8"))
     chat.write_text("".join(json.dumps(row) + "\n" for row in rows(samples)), encoding="utf-8")
