@@ -289,6 +289,7 @@ class Delivery:
             silent_seconds = max(0.0, (self._storage.now() - session.last_put_at) / 1e6)
             resting = self._rests.of((session.user_id, session.session_id))
             report = report.plus(await self._deliver(session, Due(silent_seconds=silent_seconds), resting))
+            report = report.plus(await self._left_alone(session, resting))
         return report
 
     async def replay(self, letters: Iterable[DeadLetter], user_id: str) -> FlushReport:
@@ -334,6 +335,15 @@ class Delivery:
                 self._settled.popitem(last=False)
         return tuple(progress)
 
+    async def _left_alone(self, session: Session, keys: Collection[str]) -> list[BlockProgress]:
+        """What waits for blocks that rest after a failure."""
+        cursors = await self._storage.cursors.all(session.sid) if keys else {}
+        waiting = {key: cursors[key] for key in keys if key in cursors}
+        return [
+            BlockProgress(key, 0, max(0, session.head_seq - cursor.pos), cursor.error)
+            for key, cursor in waiting.items()
+        ]
+
     async def _first_cursors(self, session: Session) -> None:
         """A block that was attached later starts at the head if it costs model calls, else at the beginning."""
         key = (session.user_id, session.session_id)
@@ -366,7 +376,7 @@ class Delivery:
                 break
         pending = await self._pending(consumer, session) if step.waiting is None else step.waiting
         not_due = session.head_seq - due.flushed_until if consumer.absorb_on == {"flush"} else 0
-        return BlockProgress(consumer.key, absorbed, pending, error, parked, min(pending, not_due))
+        return BlockProgress(consumer.key, absorbed, pending, error, parked, max(0, min(pending, not_due)))
 
     async def _step(self, consumer: Consumer, session: Session, due: Due) -> Step:
         return await absorb(

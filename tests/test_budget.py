@@ -412,7 +412,7 @@ def test_oldest_tool_groups_of_an_oversize_newest_turn_go_first_with_their_resul
 def test_results_that_stand_apart_from_their_call_come_and_go_with_it():
     rows = [said("user", 5, 1), call(2, "a"), call(3, "b"), answer(4, "b", 30), answer(5, "a", 3)]
     assert shown(pack(rows, 25)) == [1]
-    assert shown(pack(rows, 60)) == [1, 2, 3, 4, 5]
+    assert shown(pack(rows, 60)) == [1, 2, 5, 3, 4]  # each behind its call
     assert shown(pack(rows, 47)) == [1, 3, 4]
 
 
@@ -423,47 +423,109 @@ def test_a_tool_result_without_its_call_is_left_out_with_a_reason():
     assert [(out.reason, out.row.place) for out in packed.left_out] == [("no call", (1, 1))]
 
 
-@pytest.mark.parametrize(
-    ("rows", "broken"),
-    [
-        ([said("user", 1, 0), answer(1, "gone"), said("assistant", 1, 2), said("user", 1, 3)], {1: "no call"}),
-        ([said("user", 1, 0), call(1, "a"), said("assistant", 1, 2), said("user", 1, 3)], {1: "no result"}),
-        ([said("user", 1, 0), call(1, "a", "b"), answer(2, "b"), said("user", 1, 3)], {1: "no result", 2: "no result"}),
-        ([said("user", 1, 0), call(1, "a"), call(2, "b"), answer(3, "b"), answer(4, "a"), said("assistant", 1, 5)], {}),
-        ([said("user", 1, 0), call(1, "a"), answer(2, ""), said("assistant", 1, 3)], {}),
-        ([said("user", 1, 0), said("assistant", 1, 1), answer(2, ""), said("user", 1, 3)], {}),
-        ([said("assistant", 1, 0, tool_calls=[{"function": 1}]), answer(1, "x"), said("user", 1, 2)], {}),
-        ([said("assistant", 1, 0, tool_calls=[{"id": "y"}]), answer(1, "x"), said("user", 1, 2)], {0: "no result", 1: "no call"}),
-        ([said("user", 1, 0), call(1, "a"), call(2, "b")], {}),
-    ],
-    ids=["no call", "no result", "one of two", "crossed", "nameless", "unrecorded call", "call without id", "strangers", "waiting"],
-)  # fmt: skip
-def test_what_is_left_of_a_broken_tool_exchange_is_not_shown(rows, broken):
+def told(*kinds):
+    """A talk in short: u, a and s for who speaks; "c:x,y" calls; "r:x" is a result, "r" one that names no call."""
+    rows = []
+    for at, kind in enumerate(kinds):
+        sort, _, ids = kind.partition(":")
+        ids = [None if one == "-" else one for one in ids.split(",")] if ids else []
+        if sort == "c":
+            rows.append(call(at, *ids, count=1))
+        elif sort == "r":
+            kwargs = {"tool_call_id": ids[0]} if ids else {}
+            rows.append(Row(ChatMessage(role="tool", content="w", additional_kwargs=kwargs), 5, (1, at)))
+        elif sort == "k":  # as models wrote calls before there were blocks
+            rows.append(said("assistant", 1, at, tool_calls=[{"id": one} for one in ids]))
+        elif sort == "f":
+            rows.append(said("assistant", 1, at, function_call={"name": ids[0]}))
+        elif sort == "b":  # as LlamaIndex's OpenAI model does: in both places
+            message = call(at, *ids, count=1).message
+            message.additional_kwargs["tool_calls"] = [{"id": one, "type": "function"} for one in ids]
+            rows.append(Row(message, 5, (1, at)))
+        else:
+            rows.append(said({"u": "user", "a": "assistant", "s": "system"}[sort], 1, at))
+    return rows
+
+
+WHOLE = [
+    "u b:x r:x a u", "u b:x,y r:x r:y a u", "u c:x r:x a u", "u k:x,y r:x r:y a u", "u f:look r:look a u", "u f:look r a u",
+    "u c:-,- r:look r:look a u", "u c:-,- r r a u", "u c:-,x r:look r:x a u", "u c:x r a u", "u c:x,x r:x r:x a u",
+    "u c:x r:x r:x a u", "u c:look r:look a u c:look r:look a u", "u a r u", "u c:x", "u c:x c:y", "u b:x,y r:x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("talk", WHOLE)
+def test_whole_tool_exchanges_are_shown_whatever_names_their_calls(talk):
+    rows = told(*talk.split())
     packed = pack(rows, 500)
-    assert shown(packed) == [at for at in range(len(rows)) if at not in broken]
-    assert {out.row.place[1]: out.reason for out in packed.left_out} == broken
+    assert shown(packed) == list(range(len(rows)))
+    assert packed.left_out == ()
 
 
-@given(st.lists(st.sampled_from(["user", "assistant", "call", "call two", "result"]), max_size=12), st.data())
-def test_whatever_was_forgotten_no_call_and_no_result_stands_alone(kinds, data):
+@pytest.mark.parametrize(
+    ("talk", "order"),
+    [
+        ("u r:x a u", [0, 2, 3]),
+        ("u c:x a u", [0, 2, 3]),
+        ("u b:x,y r:y a u", [0, 3, 4]),
+        ("u c:-,- r a u", [0, 3, 4]),
+        ("u f:look a u", [0, 2, 3]),
+        ("u c:x,y r:x r:x a u", [0, 4, 5]),
+        ("u k:y r:x a u", [0, 3, 4]),
+        ("a u r a u", [0, 1, 3, 4]),
+        ("u c:look r:look a u r:look a u", [0, 1, 2, 3, 4, 6, 7]),
+        ("u c:x c:y r:y", [0, 2, 3]),
+        ("u r:x c:x a u", [0, 3, 4]),
+        ("u c:x c:y r:y r:x a", [0, 1, 4, 2, 3, 5]),
+        ("u c:x u r:x a", [0, 1, 3, 2, 4]),
+        ("u c:x a r:x a u", [0, 1, 3, 2, 4, 5]),
+        ("u c:x u", [0, 2]),
+    ],
+)
+def test_broken_tool_exchanges_are_not_shown_and_results_stand_behind_their_calls(talk, order):
+    rows = told(*talk.split())
+    packed = pack(rows, 500)
+    assert shown(packed) == order
+    assert {out.row.place[1] for out in packed.left_out} == set(range(len(rows))) - set(order)
+    assert {out.reason for out in packed.left_out} <= {"no call", "no result"}
+
+
+def refused(messages):
+    """What a provider would refuse: a call whose results do not follow it at once, or a result behind no call."""
+    waiting: list[str] = []
+    for at, message in enumerate(messages):
+        if message.role == "tool":
+            if message.additional_kwargs["tool_call_id"] not in waiting:
+                return f"result {at}"
+            waiting.remove(message.additional_kwargs["tool_call_id"])
+            continue
+        calls = [block.tool_call_id for block in message.blocks if isinstance(block, ToolCallBlock)]
+        if waiting and not calls:
+            return f"call before {at}"
+        waiting = calls
+    return None
+
+
+@given(
+    st.lists(st.sampled_from(["user", "assistant", "call", "call two", "result", "crossed"]), max_size=12), st.data()
+)
+def test_whatever_was_forgotten_a_provider_accepts_what_is_shown(kinds, data):
     rows, open_calls = [], []
     for at, kind in enumerate(kinds):
         if kind.startswith("call"):
             ids = [f"{at}a", f"{at}b"][: 1 + kind.endswith("two")]
             rows.append(call(at, *ids))
             open_calls += ids
-        elif kind == "result" and open_calls:
-            rows.append(answer(at, open_calls.pop(0)))
-        elif kind != "result":
+        elif kind in {"result", "crossed"}:
+            if open_calls:
+                rows.append(answer(at, open_calls.pop(-1 if kind == "crossed" else 0)))
+        else:
             rows.append(said(kind, 1, at))
     left = [row for row in rows if data.draw(st.booleans())]
-    messages = [row.message for row in pack(left, 5000).rows]
-    calls = [block.tool_call_id for m in messages for block in m.blocks if isinstance(block, ToolCallBlock)]
-    results = [m.additional_kwargs["tool_call_id"] for m in messages if m.role == "tool"]
-    assert set(results) <= set(calls)
-    talked_on = max((at for at, m in enumerate(messages) if m.role == "user"), default=0)
-    before = [b.tool_call_id for m in messages[:talked_on] for b in m.blocks if isinstance(b, ToolCallBlock)]
-    assert set(before) <= set(results)
+    packed = pack(left, 5000)
+    assert refused([row.message for row in packed.rows]) is None
+    if refused([row.message for row in left]) is None:
+        assert shown(packed) == [row.place[1] for row in left]
 
 
 def test_older_turns_are_shown_whole_newest_first():

@@ -263,6 +263,23 @@ async def test_a_flush_is_complete_while_what_a_block_does_not_take_yet_stands_i
     assert [(block.pending, block.in_window) for block in report.blocks] == [(left, left)]
 
 
+async def test_a_flush_passes_what_was_forgotten_before_what_stands_in_the_window(make: Make) -> None:
+    memory = make(RecordingBlock(absorb_on=frozenset({"flush"})))
+    await memory.aput_messages([*turn(0), *turn(1)])
+    await memory.aforget(ids=[(await memory.amessages())[0].id])
+    report = await memory.aflush()
+    assert report.complete
+    assert [(block.pending, block.in_window) for block in report.blocks] == [(3, 3)]
+
+
+async def test_a_drain_says_what_waits_for_a_block_that_rests(make: Make) -> None:
+    memory = make(RecordingBlock(on_prepare=refuse_content("question")), delivery="inline")
+    await memory.aput_messages(turn(0))
+    report = await memory.adrain()
+    assert not report.complete
+    assert [(block.pending, block.error) for block in report.blocks] == [(2, "BadContentError")]
+
+
 async def test_a_flush_reaches_the_users_other_sessions(make: Make) -> None:
     memory = make(RecordingBlock(absorb_every=100))
     await memory.for_session("other").aput_messages(turn(1))

@@ -113,7 +113,7 @@ async def _absorb(
         return Step("nothing", waiting=0)
     limit = max(1, BATCH_MESSAGES >> cursor.attempts)
     full = last - cursor.pos > reach
-    hi = plan_batch(consumer, rows, last, due, max_messages=limit, full=full)
+    hi = plan_batch(consumer, rows, last, due, max_messages=limit, full=full, done=cursor.pos)
     if hi is None:
         return Step("nothing", waiting=None if full else last - cursor.pos)
     before = await _before(storage, session, cursor.pos) if consumer.uses_model else ()

@@ -106,7 +106,14 @@ def turn_ends(rows: Sequence[StoredMessage]) -> list[int]:
 
 
 def plan_batch(
-    consumer: Consumer, rows: Sequence[StoredMessage], last: int, due: Due, *, max_messages: int, full: bool = False
+    consumer: Consumer,
+    rows: Sequence[StoredMessage],
+    last: int,
+    due: Due,
+    *,
+    max_messages: int,
+    full: bool = False,
+    done: int = 0,
 ) -> int | None:
     """Decide where the next batch ends.
 
@@ -118,6 +125,7 @@ def plan_batch(
         max_messages: Bound of the batch.
         full: More lies behind the cursor than a batch may hold: it is due however many turns it has, or a turn
             of a hundred tool calls would never be.
+        done: Sequence number at which the cursor stands.
 
     Returns:
         Sequence number of the batch's end, or `None` when nothing is due.
@@ -136,7 +144,7 @@ def plan_batch(
     reach = [row for row in rows if row.seq <= hi]
     if not reach:
         # Damaged or forgotten rows only: the cursor passes them.
-        return hi if hi and not rows else None
+        return hi if hi > done else None
     kept = _bounded(reach, max_messages, consumer.batch_tokens)
     return hi if kept == len(reach) else reach[kept - 1].seq
 

@@ -1,10 +1,8 @@
 """Token budget, pure: count tokens, plan a flush, pack a context."""
 
 from llama_index_memory_tiers.budget.counting import TokenCounter, Tokenizer
+from llama_index_memory_tiers.budget.exchanges import ANSWERING_ROLES, RESULT_ROLES, SYSTEM_ROLES, Exchanges
 from llama_index_memory_tiers.budget.flushing import (
-    ANSWERING_ROLES,
-    RESULT_ROLES,
-    SYSTEM_ROLES,
     WindowRow,
     plan_flush,
     usual_flush,
@@ -29,6 +27,7 @@ __all__ = [
     "ANSWERING_ROLES",
     "RESULT_ROLES",
     "SYSTEM_ROLES",
+    "Exchanges",
     "Item",
     "LeftOut",
     "Packed",

@@ -1,78 +1,166 @@
-"""Tool calls and their results: what is left of an exchange of which a part is gone."""
+"""Tool calls and their results: what belongs together, and what is left of an exchange of which a part is gone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
 
-from llama_index_memory_tiers.budget.flushing import ANSWERING_ROLES, RESULT_ROLES, WindowRow, window_row
-from llama_index_memory_tiers.budget.items import Row
+RESULT_ROLES = (MessageRole.TOOL, MessageRole.FUNCTION)
+ANSWERING_ROLES = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
+SYSTEM_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
+
+_ID_NAMES = ("id", "toolUseId", "call_id")
 
 Missing = Literal["no call", "no result"]
 
 
+class Call(NamedTuple):
+    """A call of a tool; some models give it no id, and name the tool in its result instead."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """The tool exchanges of a window.
+
+    Args:
+        broken: What is missing, by the index of each message that is left of a broken exchange.
+        order: All indexes, each result behind its call; `None` when that is where they stand.
+    """
+
+    broken: Mapping[int, Missing] = field(default_factory=dict)
+    order: Sequence[int] | None = None
+
+
 @dataclass(slots=True)
 class _Exchange:
-    """A message that calls tools, the calls that have no result yet, and the results."""
+    """A message that calls tools: its calls that have no result yet, all of them, and the results."""
 
-    rows: list[int]
-    open: list[str]
+    row: int
+    open: list[Call]
+    calls: Sequence[Call]
+    results: list[int] = field(default_factory=list)
 
 
-def broken_exchanges(rows: Sequence[Row]) -> Mapping[int, Missing]:
+def calls_of(message: ChatMessage) -> list[Call]:
+    """The tool calls that a message makes.
+
+    LlamaIndex's OpenAI model writes each in a block and, as models did before, in `additional_kwargs`: it counts once.
+
+    Args:
+        message: Any message.
+
+    Returns:
+        Its calls in order; empty for one that is no answer.
+    """
+    if message.role not in ANSWERING_ROLES:
+        return []
+    blocks = [Call(_text(b.tool_call_id), _text(b.tool_name)) for b in message.blocks if isinstance(b, ToolCallBlock)]
+    kwargs = message.additional_kwargs or {}
+    written = kwargs.get("tool_calls") or kwargs.get("function_call") or ()
+    older = [_older(call) for call in (written if isinstance(written, (list, tuple)) else [written])]
+    return max(blocks, older, key=lambda calls: (len(calls), sum(bool(call.id) for call in calls)))
+
+
+def answered_by(message: ChatMessage) -> str:
+    """Id of the call that a result answers, or the tool's name where the model goes by that; '' for neither."""
+    return _text((message.additional_kwargs or {}).get("tool_call_id"))
+
+
+def exchanges_of(messages: Iterable[ChatMessage]) -> Exchanges:
     """Find results without their call, and calls without all of their results, which models' providers refuse.
 
     A part may be gone because it was forgotten, because it left the window of a chat store, or because the process
     died between the two. The newest calls may be waiting for their results: they are broken when the talk has gone on.
-    A result that names no call answers the newest message that can have called.
+    What cannot be told is taken for whole.
 
     Args:
-        rows: A window, oldest first.
+        messages: A window, oldest first.
 
     Returns:
-        What is missing, by the index of each message that is left of a broken exchange.
+        See `Exchanges`.
     """
-    if not any(_takes_part(row.message) for row in rows):
-        return {}
-    return _broken([window_row(index, row.message, row.tokens) for index, row in enumerate(rows)])
+    messages = list(messages)
+    if not any(map(_takes_part, messages)):
+        return Exchanges()
+    broken: dict[int, Missing] = {}
+    exchanges: list[_Exchange] = []
+    before = -1  # the last message that is no result
+    for at, message in enumerate(messages):
+        if message.role not in RESULT_ROLES:
+            before = at
+            if calls := calls_of(message):
+                exchanges.append(_Exchange(at, list(calls), calls))
+            continue
+        unrecorded = before >= 0 and messages[before].role in ANSWERING_ROLES and not calls_of(messages[before])
+        exchange = _answered(exchanges, message, before)
+        if exchange is not None:
+            exchange.results.append(at)
+        elif answered_by(message) or not unrecorded:
+            broken[at] = "no call"
+    talk = max((at for at, message in enumerate(messages) if _is_talk(message)), default=-1)
+    answered = max((exchange.row for exchange in exchanges if exchange.results), default=-1)
+    for exchange in exchanges:
+        if exchange.open and exchange.row < max(talk, answered):
+            broken |= dict.fromkeys((exchange.row, *exchange.results), "no result")
+    return Exchanges(broken, _order(len(messages), exchanges))
+
+
+def _answered(exchanges: Sequence[_Exchange], message: ChatMessage, before: int) -> _Exchange | None:
+    """The exchange that a result belongs to; the call that it answers is not open any more."""
+    answers, name = answered_by(message), _text((message.additional_kwargs or {}).get("name"))
+    for fits in (
+        lambda call: bool(answers) and call.id == answers,
+        lambda call: not call.id and bool(call.name) and call.name in {answers, name},
+    ):
+        for exchange in reversed(exchanges):
+            if (call := next(filter(fits, exchange.open), None)) is not None:
+                exchange.open.remove(call)
+                return exchange
+    if not exchanges:
+        return None
+    newest = exchanges[-1]
+    call = next((call for call in newest.open if not (answers and call.id)), None)
+    if call is not None:
+        newest.open.remove(call)
+        return newest
+    # Another result of a call that has one, right behind it.
+    again = newest.row == before and (not answers or answers in {call.id or call.name for call in newest.calls})
+    return newest if again else None
+
+
+def _order(count: int, exchanges: Sequence[_Exchange]) -> Sequence[int] | None:
+    behind = {exchange.row: exchange.results for exchange in exchanges}
+    moved = {at for exchange in exchanges for at in exchange.results}
+    order = [one for at in range(count) if at not in moved for one in (at, *behind.get(at, ()))]
+    return None if order == list(range(count)) else order
 
 
 def _takes_part(message: ChatMessage) -> bool:
-    return (
-        message.role in RESULT_ROLES
-        or bool(message.additional_kwargs)
-        or any(isinstance(block, ToolCallBlock) for block in message.blocks)
-    )
+    """Whether a message may call or answer; quick, as most windows are talk alone."""
+    if message.role in RESULT_ROLES or message.additional_kwargs:
+        return True
+    return any(isinstance(block, ToolCallBlock) for block in message.blocks)
 
 
-def _broken(rows: Iterable[WindowRow]) -> dict[int, Missing]:
-    broken: dict[int, Missing] = {}
-    exchanges: list[_Exchange] = []
-    by_call: dict[str, _Exchange] = {}
-    newest: _Exchange | None = None
-    talk = -1  # the last message that is neither a call nor a result
-    for row in rows:
-        if row.role not in RESULT_ROLES:
-            talk = talk if row.has_tool_calls else row.seq
-            if row.role in ANSWERING_ROLES:
-                newest = _Exchange([row.seq], list(row.calls) or [""] * bool(row.has_tool_calls))
-                exchanges.append(newest)
-                by_call.update(dict.fromkeys(row.calls, newest))
-            continue
-        exchange = by_call.get(row.answers)
-        if exchange is None and newest is not None and (not row.answers or "" in newest.open):
-            exchange = newest
-        if exchange is None:
-            broken[row.seq] = "no call"
-            continue
-        exchange.rows.append(row.seq)
-        answered = row.answers if row.answers in exchange.open else next(iter(exchange.open), None)
-        if answered is not None:
-            exchange.open.remove(answered)
-    for exchange in exchanges:
-        if exchange.open and exchange.rows[0] < talk:
-            broken |= dict.fromkeys(exchange.rows, "no result")
-    return broken
+def _is_talk(message: ChatMessage) -> bool:
+    return message.role not in RESULT_ROLES and message.role not in SYSTEM_ROLES and not calls_of(message)
+
+
+def _older(call: Any) -> Call:
+    """A call as models wrote it in `additional_kwargs`, each its own way."""
+    id_ = next((found for name in _ID_NAMES if (found := _text(_part(call, name)))), "")
+    return Call(id_, _text(_part(call, "name")) or _text(_part(_part(call, "function"), "name")))
+
+
+def _part(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, (str, int)) else ""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    MessageRole,
-    ToolCallBlock,
-)
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory.memory import DEFAULT_FLUSH_SIZE
 
-SYSTEM_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
-RESULT_ROLES = (MessageRole.TOOL, MessageRole.FUNCTION)
-ANSWERING_ROLES = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
+from llama_index_memory_tiers.budget.exchanges import (
+    ANSWERING_ROLES,
+    RESULT_ROLES,
+    SYSTEM_ROLES,
+    answered_by,
+    calls_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +49,14 @@ def window_row(seq: int, message: ChatMessage, tokens: int) -> WindowRow:
     Returns:
         A row that knows which tools the message calls or answers.
     """
-    role, kwargs = message.role, message.additional_kwargs
-    calls: list[Any] = []
-    if role in ANSWERING_ROLES:
-        calls = [block.tool_call_id for block in message.blocks if isinstance(block, ToolCallBlock)]
-        older = kwargs.get("tool_calls") if kwargs else None
-        if isinstance(older, (list, tuple)):
-            calls += [call.get("id") if isinstance(call, Mapping) else getattr(call, "id", None) for call in older]
-    answers = kwargs.get("tool_call_id") if kwargs else None
+    calls = calls_of(message)
     return WindowRow(
         seq,
-        role,
+        message.role,
         tokens,
         has_tool_calls=bool(calls),
-        calls=tuple(call for call in calls if isinstance(call, str) and call),
-        answers=answers if isinstance(answers, str) else "",
+        calls=tuple(call.id for call in calls if call.id),
+        answers=answered_by(message),
     )
 
 

@@ -262,7 +262,7 @@ class Packer:
 
     def _shows_all(self) -> bool:
         """Show the whole window if it is within its share: the usual case, in which there is nothing to weigh."""
-        if self._plan.tokens > self._share or self._plan.broken:
+        if self._plan.tokens > self._share or self._plan.exchanges.broken:
             return False
         self._row_tokens = self._plan.tokens
         self._shown_rows, self._shown = set(range(len(self._rows))), set(self._plan.places)
@@ -384,15 +384,19 @@ class Packer:
         return self._meter.total(self._render(self._packed()))
 
     def _packed(self) -> Packed:
-        every = len(self._shown_rows) == len(self._rows)
-        rows = tuple(self._rows) if every else tuple(self._rows[index] for index in sorted(self._shown_rows))
+        order = self._plan.exchanges.order
+        if order is not None:
+            rows = tuple(self._rows[index] for index in order if index in self._shown_rows)
+        else:
+            every = len(self._shown_rows) == len(self._rows)
+            rows = tuple(self._rows) if every else tuple(self._rows[index] for index in sorted(self._shown_rows))
         sections = (self._sections[index] for index in self._order)
         return Packed(rows, tuple(section.packed() for section in sections if section.kept))
 
     def _left_out(self) -> Iterator[LeftOut]:
         for index, row in enumerate(self._rows):
             if index not in self._shown_rows:
-                yield LeftOut("", self._plan.broken.get(index, "no room"), row=row)
+                yield LeftOut("", self._plan.exchanges.broken.get(index, "no room"), row=row)
         for at in self._order:
             section = self._sections[at]
             for claim in self._claims(at):

@@ -9,7 +9,7 @@ from typing import Literal
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_tiers.budget.exchanges import broken_exchanges
+from llama_index_memory_tiers.budget.exchanges import exchanges_of
 from llama_index_memory_tiers.budget.flushing import (
     WindowRow,
     call_groups,
@@ -44,8 +44,8 @@ class WindowPlan:
         """Where its messages stand in the log."""
         self.counted = {id(row.message): (row.message, row.tokens) for row in rows}
         """Messages and their sizes, by identity."""
-        self.broken = broken_exchanges(rows)
-        """What is left of a tool call without its result, or of a result without its call, by index: not shown."""
+        self.exchanges = exchanges_of(row.message for row in rows)
+        """Tool calls and their results: what is broken is not shown."""
 
     @property
     def must(self) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class WindowPlan:
         # Only when the window does not fit: a window of 1 000 messages takes 3 ms to cut.
         window = [window_row(index, row.message, row.tokens) for index, row in enumerate(self._rows)]
         lead = leading(window)
-        turns = turns_or_groups([row for row in window[lead:] if row.seq not in self.broken])
+        turns = turns_or_groups([row for row in window[lead:] if row.seq not in self.exchanges.broken])
         newest = turns.pop() if turns else []
         must = next((row.seq for row in reversed(newest) if row.role == MessageRole.USER), None)
 

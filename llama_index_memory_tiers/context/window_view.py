@@ -8,7 +8,7 @@ from functools import cached_property
 
 from llama_index.core.base.llms.types import ChatMessage
 
-from llama_index_memory_tiers.budget import RESULT_ROLES, Row, TokenCounter, WindowPlan
+from llama_index_memory_tiers.budget import RESULT_ROLES, Exchanges, Row, TokenCounter, WindowPlan
 from llama_index_memory_tiers.copies import PlainText, Source, fresh, many_objects
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.storage import Window
@@ -70,10 +70,10 @@ class WindowView:
 
     @cached_property
     def _whole(self) -> bool:
-        """Whether nothing is left out whatever the room."""
+        """Whether nothing is left out or moved whatever the room."""
         sources = (stored.source for stored in self.window.messages)
         plain = all(isinstance(source, PlainText) and source.role not in RESULT_ROLES for source in sources)
-        return plain or not self.plan.broken
+        return plain or self.plan.exchanges == Exchanges()
 
 
 class WindowViews:

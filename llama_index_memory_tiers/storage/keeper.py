@@ -19,6 +19,7 @@ from llama_index_memory_tiers.storage.marks import IndexState, MarkStore
 _logger = logging.getLogger(__name__)
 _PAUSE_SECONDS = 5.0
 _OWNERS_AT_ONCE = 200
+_BACKGROUND_SECONDS = 2.0
 
 SyncProgress = Callable[[int, int], None]
 """Gets the owners done and the owners in all."""
@@ -100,22 +101,28 @@ class IndexKeeper:
         while await self._settled_once():
             pass
 
-    async def _settled_once(self) -> bool:
+    async def _settled_once(self, timeout_seconds: float | None = None) -> bool:
         """Wait for what is being told on this loop now; whether there was anything."""
         here = asyncio.get_running_loop()
         mine = [task for task in self._tasks if task.get_loop() is here]
-        await asyncio.gather(*mine, return_exceptions=True)
+        if mine:
+            await asyncio.wait(mine, timeout=timeout_seconds)  # which is cancelled without cancelling these
         return bool(mine)
 
     async def sync(self, progress: SyncProgress | None = None, *, again: bool = False) -> IndexState:
         """Tell it everything that it has not been told; see `Storage.sync_index`."""
-        await self._settled_once()  # else what has begun already may begin to tell the same when this has ended
+        await self._settled_once(
+            _BACKGROUND_SECONDS
+        )  # else what has begun already may begin to tell the same when this has ended
         if again:
             await self.marks.reset()
         done = 0
+        # Each owner once: somebody who writes without a pause is told of in the background.
         for model in sorted({*await self.marks.asked_models(), *await self.marks.stored_models()} or {""}):
             total = done + (await self.marks.waiting(model))[0]
-            while owners := await self.marks.behind(model, _OWNERS_AT_ONCE):
+            after = ""
+            while owners := await self.marks.behind(model, _OWNERS_AT_ONCE, after=after):
+                after = owners[-1]
                 for owner in owners:
                     await self.drain(owner, model)
                     done += 1
@@ -145,7 +152,7 @@ class IndexKeeper:
         busy, moved = uuid.uuid4().hex, standing.space not in {"", space.name}
         await self.marks.begin(owner, model, space.name, busy)
         since = 0 if moved else standing.seen_rev
-        dropped = await self._tell(owner, model, space, since)
+        dropped = await self._tell(owner, model, space, since, standing.rev)
         failpoints.reach("index.told")
         if standing.epoch != standing.seen_epoch or standing.busy is not None:
             dropped += len(await self._strangers(owner, space, delete=True))
@@ -158,10 +165,10 @@ class IndexKeeper:
         self.worked()
         return dropped
 
-    async def _tell(self, owner: str, model: str, space: Space, since: int) -> int:
+    async def _tell(self, owner: str, model: str, space: Space, since: int, until: int) -> int:
         after, dropped = 0, 0
         while True:
-            rows, uids = await self.marks.changed(owner, model, since, after)
+            rows, uids = await self.marks.changed(owner, model, since, until, after)
             if not rows:
                 return dropped
             after = rows[-1].id

@@ -170,13 +170,13 @@ class MarkStore:
 
         await self._database.write(work)
 
-    async def behind(self, model: str, limit: int) -> list[str]:
-        """Owners of whom the index has yet to be told something, for one model's vectors."""
+    async def behind(self, model: str, limit: int, *, after: str = "") -> list[str]:
+        """Owners of whom the index has yet to be told something, for one model's vectors; a page by their keys."""
         o, k = self._t.owners, self._t.marks
         query = (
             select(o.c.owner)
             .select_from(o.outerjoin(k, and_(k.c.owner == o.c.owner, k.c.model == model)))
-            .where(self._lag())
+            .where(self._lag(), o.c.owner > after)
             .order_by(o.c.owner)
             .limit(limit)
         )
@@ -198,10 +198,13 @@ class MarkStore:
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    async def changed(self, owner: str, model: str, rev: int, after: int) -> tuple[list[Any], dict[int, str]]:
-        """Records with a higher revision, a page by id; their rows and their public ids."""
+    async def changed(
+        self, owner: str, model: str, since: int, until: int, after: int
+    ) -> tuple[list[Any], dict[int, str]]:
+        """Records with a revision above one and up to another, a page by id; their rows and their public ids."""
         r = self._t.records
-        query = self._rows.where(r.c.owner == owner, r.c.rev > rev, r.c.id > after).order_by(r.c.id).limit(PAGE_ROWS)
+        among = and_(r.c.owner == owner, r.c.rev > since, r.c.rev <= until, r.c.id > after)
+        query = self._rows.where(among).order_by(r.c.id).limit(PAGE_ROWS)
         rows = list(await self._read(query, {"owner": owner, "model": model}))
         return rows, await self.alive(owner, [row.id for row in rows], among_live=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -187,13 +186,15 @@ def _decoded(
             if isinstance(source, Exception):
                 made.append(source)
                 continue
+            if not isinstance(row[3], int) or row[3] < 0:
+                made.append(ValueError("no size"))
+                continue
             try:
                 meta = codec.decode_meta(row[7])
                 check_moment(row[5], meta.utc_offset_seconds)
-                tokens = operator.index(row[3])
             except (ValueError, TypeError, OverflowError) as error:
                 made.append(error)
                 continue
             status = _ACTIVE if row[2] == ACTIVE else _ARCHIVED
-            made.append(new(StoredMessage, (row[1], source, status, row[5], tokens, meta, session_id, sid, row[0])))
+            made.append(new(StoredMessage, (row[1], source, status, row[5], row[3], meta, session_id, sid, row[0])))
     return made

@@ -448,6 +448,7 @@ DAMAGES: list[dict[str, Any]] = [
         for meta in ("[]", "5", "{", "[" * 5000, '{"sent_from": 5}', '{"utc_offset_seconds": 1000000000}')
     ),
     {"created_at": 2**62},
+    {"tokens": -1},
 ]
 ONLY_SQLITE_HOLDS: list[dict[str, Any]] = [
     {"data": b"\xff"},

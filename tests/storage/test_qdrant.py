@@ -393,6 +393,29 @@ async def test_who_asks_for_all_to_be_told_waits_for_what_is_being_told(client: 
         assert ended.is_set()
 
 
+async def test_who_asks_for_all_to_be_told_waits_for_nobody_who_writes_without_a_pause(
+    client: AsyncQdrantClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "_BACKGROUND_SECONDS", 0.05)
+    rng = random.Random(3)
+
+    async with Storage(clock=lambda: NOW) as storage:
+
+        class WritesMeanwhile(QdrantIndex):
+            async def put(self, space: Space, points: Sequence[Any]) -> None:
+                await change(storage, Changes(add=(record(rng, storage),)))
+                await super().put(space, points)
+
+        async with Storage(
+            storage._address.url.database, vectors=WritesMeanwhile(client), clock=lambda: NOW
+        ) as telling:
+            await change(storage, Changes(add=(record(rng, storage),)))
+            state = await asyncio.wait_for(telling.sync_index(), 20)
+            assert (state.owners, state.pending) == (1, 1)
+            held = {point.payload["record"] for point in await points(storage, client) if point.payload}
+            assert held == {1}
+
+
 async def test_changes_of_a_process_without_the_index_are_told_as_well(
     make_storage: MakeStorage, storage_kind: str, client: AsyncQdrantClient
 ) -> None:
