@@ -74,4 +74,5 @@ class Built:
             parts=tuple(parts),
             overflow=packed.overflow,
             messages=tuple(self.messages),
+            window_broken=sum(out.reason in {"no call", "no result"} for out in packed.left_out),
         )

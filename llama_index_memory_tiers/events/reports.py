@@ -180,7 +180,8 @@ class ContextReport(Shown):
         tokens: Tokens of the messages returned, as rendered.
         window_tokens: Tokens of the window that is shown.
         window_messages: Messages of the window that are shown.
-        window_left_out: Messages of the window that did not fit.
+        window_left_out: Messages of the window that are not shown.
+        window_broken: Of these, what is left of tool calls without result, or of results without their call.
         parts: One entry per block.
         overflow: Whether what must be shown alone exceeds the limit.
         messages: The context itself.
@@ -195,6 +196,7 @@ class ContextReport(Shown):
     parts: tuple[PartReport, ...]
     overflow: bool
     messages: tuple[Any, ...] = ()
+    window_broken: int = 0
 
     def _grids(self) -> Sequence[Grid]:
         head = f"{self.tokens} of {self.limit} tokens" + (" (overflow)" if self.overflow else "")
@@ -220,8 +222,9 @@ class ContextReport(Shown):
         return [Grid(heads, rows)] if rows else []
 
     def _rows(self) -> list[tuple[Any, ...]]:
+        broken = f"{self.window_broken} of broken tool calls" if self.window_broken else ""
         rows: list[tuple[Any, ...]] = [
-            ("window", "", self.window_tokens, self.window_messages, self.window_left_out, "")
+            ("window", "", self.window_tokens, self.window_messages, self.window_left_out, broken)
         ]
         rows += [(p.name, p.priority, p.tokens, len(p.kept), len(p.left_out), p.error or "") for p in self.parts]
         return rows

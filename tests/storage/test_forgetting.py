@@ -693,4 +693,7 @@ async def test_a_model_is_shown_no_half_of_a_tool_exchange_of_which_the_other_wa
     assert (await memory.aforget(filter=ForgetFilter(contains=word))).removed["messages"] == 1
     assert [message.role.value for message in await memory.aget()][-3:] == ["user", "assistant", "user"]
     assert "tool" not in {message.role.value for message in await memory.aget()}
+    report = await memory.aexplain()
+    assert (report.window_left_out, report.window_broken) == (1, 1)
+    assert "1 of broken tool calls" in str(report)
     await memory.aclose()
