@@ -244,7 +244,7 @@ async def test_the_report_of_a_flush_says_what_was_absorbed_what_waits_and_why(
     assert not report.complete
     await memory.aflush()
     logged = [(record.message, record.__dict__["block"], record.__dict__["error"]) for record in caplog.records]
-    assert logged == [("block failed", "Bad", "BadContentError")]
+    assert logged == [("block Bad failed (BadContentError)", "Bad", "BadContentError")]
     assert "BadContentError" in str(report)
     assert "question 0" not in str(report)
 

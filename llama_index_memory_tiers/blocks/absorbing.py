@@ -309,7 +309,10 @@ async def _failed(storage: Storage, consumer: Consumer, batch: Batch, me: str, e
     emit(failed)
     if parked or not attempts:  # the error's text may quote what was said, or a key
         _logger.warning(
-            "block put a batch aside" if parked else "block failed",
+            "block %s %s (%s)",
+            consumer.key,
+            "put a batch aside" if parked else "failed",
+            kind,
             extra={"block": consumer.key, "session_id": batch.scope.session_id, "error": kind},
         )
     return Step("parked" if parked else "outage" if outage else "failed", error=kind)

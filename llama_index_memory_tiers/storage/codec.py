@@ -192,20 +192,17 @@ def encode_meta(meta: MessageMeta) -> str | None:
 
 
 def decode_meta(data: str | None) -> MessageMeta:
-    """Read what `encode_meta` wrote; raises ValueError or TypeError when it is damaged."""
+    """Read what `encode_meta` wrote; raises ValueError, TypeError or RecursionError when it is damaged."""
     if data is None:
         return _NO_META
-    try:
-        fields = json.loads(data)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    fields = json.loads(data)
     known = [
         name
         for name, kind in _META_FIELDS.items()
         if isinstance(fields, dict) and isinstance(fields.get(name, kind()), kind)
     ]
     if len(known) < len(_META_FIELDS):
-        raise ValueError("no metadata")
+        raise TypeError("no metadata")
     return MessageMeta(
         sent_from=fields.get("sent_from", ""),
         send_to=tuple(fields.get("send_to", ())),

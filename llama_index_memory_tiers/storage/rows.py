@@ -192,7 +192,7 @@ def _decoded(
             try:
                 meta = codec.decode_meta(row[7])
                 check_moment(row[5], meta.utc_offset_seconds)
-            except (ValueError, TypeError, OverflowError) as error:
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 made.append(error)
                 continue
             status = _ACTIVE if row[2] == ACTIVE else _ARCHIVED

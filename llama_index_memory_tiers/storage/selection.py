@@ -54,7 +54,7 @@ class ForgetFilter:
         """Whether a message, as its row holds it, is meant."""
         try:
             meta = codec.decode_meta(about)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             meta = codec.decode_meta(None)
         if self.speaker is not None and self.speaker != (meta.sent_from or role):
             return False
