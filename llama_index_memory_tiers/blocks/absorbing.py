@@ -299,14 +299,15 @@ async def _failed(storage: Storage, consumer: Consumer, batch: Batch, me: str, e
     )
     if not parked:
         await storage.cursors.release(batch.sid, consumer.key, me, error=kind, counts=counts)
-    failed = BlockFailed(
-        session_id=batch.scope.session_id,
-        block=consumer.key,
-        error=kind,
-        attempts=attempts + 1,
-        parked=parked,
+    emit(
+        BlockFailed(
+            session_id=batch.scope.session_id,
+            block=consumer.key,
+            error=kind,
+            attempts=attempts + 1,
+            parked=parked,
+        )
     )
-    emit(failed)
     if parked or not attempts:  # the error's text may quote what was said, or a key
         _logger.warning(
             "block %s %s (%s)",

@@ -88,22 +88,24 @@ def exchanges_of(messages: Iterable[ChatMessage]) -> Exchanges:
     messages = list(messages)
     if not any(map(_takes_part, messages)):
         return Exchanges()
+    calls = [calls_of(message) for message in messages]
     broken: dict[int, Missing] = {}
     exchanges: list[_Exchange] = []
     before = -1  # the last message that is no result
     for at, message in enumerate(messages):
         if message.role not in RESULT_ROLES:
             before = at
-            if calls := calls_of(message):
-                exchanges.append(_Exchange(at, list(calls), calls))
+            if calls[at]:
+                exchanges.append(_Exchange(at, list(calls[at]), calls[at]))
             continue
-        unrecorded = before >= 0 and messages[before].role in ANSWERING_ROLES and not calls_of(messages[before])
+        unrecorded = before >= 0 and messages[before].role in ANSWERING_ROLES and not calls[before]
         exchange = _answered(exchanges, message, before)
         if exchange is not None:
             exchange.results.append(at)
         elif answered_by(message) or not unrecorded:
             broken[at] = "no call"
-    talk = max((at for at, message in enumerate(messages) if _is_talk(message)), default=-1)
+    silent = (*RESULT_ROLES, *SYSTEM_ROLES)
+    talk = max((at for at, message in enumerate(messages) if message.role not in silent and not calls[at]), default=-1)
     answered = max((exchange.row for exchange in exchanges if exchange.results), default=-1)
     for exchange in exchanges:
         if exchange.open and exchange.row < max(talk, answered):
@@ -146,10 +148,6 @@ def _takes_part(message: ChatMessage) -> bool:
     if message.role in RESULT_ROLES or message.additional_kwargs:
         return True
     return any(isinstance(block, ToolCallBlock) for block in message.blocks)
-
-
-def _is_talk(message: ChatMessage) -> bool:
-    return message.role not in RESULT_ROLES and message.role not in SYSTEM_ROLES and not calls_of(message)
 
 
 def _older(call: Any) -> Call:

@@ -196,12 +196,9 @@ def decode_meta(data: str | None) -> MessageMeta:
     if data is None:
         return _NO_META
     fields = json.loads(data)
-    known = [
-        name
-        for name, kind in _META_FIELDS.items()
-        if isinstance(fields, dict) and isinstance(fields.get(name, kind()), kind)
-    ]
-    if len(known) < len(_META_FIELDS):
+    if not isinstance(fields, dict) or not all(
+        isinstance(fields.get(name, kind()), kind) for name, kind in _META_FIELDS.items()
+    ):
         raise TypeError("no metadata")
     return MessageMeta(
         sent_from=fields.get("sent_from", ""),

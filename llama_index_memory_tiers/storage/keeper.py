@@ -111,9 +111,8 @@ class IndexKeeper:
 
     async def sync(self, progress: SyncProgress | None = None, *, again: bool = False) -> IndexState:
         """Tell it everything that it has not been told; see `Storage.sync_index`."""
-        await self._settled_once(
-            _BACKGROUND_SECONDS
-        )  # else what has begun already may begin to tell the same when this has ended
+        # What has begun already would else begin to tell the same when this has ended.
+        await self._settled_once(_BACKGROUND_SECONDS)
         if again:
             await self.marks.reset()
         done = 0

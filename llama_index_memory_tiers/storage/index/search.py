@@ -307,20 +307,18 @@ class OwnerIndex:
         if corpus is not None:
             total_rows = max(total_rows, corpus.rows)
         near, norm = self._rows.structure()
-        total, window, held = (np.zeros(size + 1, np.float32) for _ in range(3))
+        total, window = np.zeros(size + 1, np.float32), np.zeros(size + 1, np.float32)
         for rows, share_of_word, slots, counts in found[:MAX_QUERY_TERMS]:
             weight = np.float32(share_of_word * scoring.idf(total_rows, rows))
+            window[slots] += counts
             if slots.size * len(near) >= size:
                 # Most places are touched: taking from neighbours takes half the time of handing to them.
-                held[:] = 0
-                held[slots] = counts
-                window[:] = held
+                summed = window.copy()
                 for beside in near:
-                    window[:size] += np.float32(beside.share) * held[beside.whose]  # -1 is the spare place: it stays 0
-                total += weight * scoring.saturate(window, norm)
-                window[:] = 0
+                    summed[:size] += np.float32(beside.share) * window[beside.whose]  # -1 is the spare place: it is 0
+                total += weight * scoring.saturate(summed, norm)
+                window[slots] = 0
                 continue
-            window[slots] += counts
             reached = [slots]
             for beside in near:
                 # No row is the same neighbour of two rows, so that plain addition counts each; -1 is the spare place.
