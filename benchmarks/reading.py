@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from statistics import median
 
 from llama_index.core.memory import Memory
 
-from benchmarks.timing import message, table, timed
+from benchmarks.timing import Work, in_turn, message, ratio, table, usual
 from llama_index_memory_tiers import Storage, TieredMemory
 
 NO_FLUSH = 10**9
-ROUNDS = 5
-Get = Callable[[], Awaitable[object]]
+ROUNDS = 6
 
 
 async def report(directory: Path, *, quick: bool) -> str:
-    """Measure gets, the three in turn, so that a machine that is slow for a while is slow for all of them.
+    """Measure gets.
 
     Args:
         directory: For database files.
@@ -27,20 +24,18 @@ async def report(directory: Path, *, quick: bool) -> str:
     Returns:
         Markdown.
     """
-    size, times = (100, 1) if quick else (1000, 8)
+    size, times = (100, 1) if quick else (1000, 10)
     async with AsyncExitStack() as stack:
         gets = {
             "stock Memory": await _stock(directory, size, stack),
             "TieredMemory, cold": await _cold(directory, size, times * ROUNDS, stack),
             "TieredMemory, warm": await _warm(directory, size, stack),
         }
-        rounds = [{name: await timed(get, times) for name, get in gets.items()} for _ in range(ROUNDS)]
-    measured = {name: [median(cost) for cost in zip(*(each[name] for each in rounds), strict=True)] for name in gets}
-    stock = measured["stock Memory"]
-    rows = [
-        [name, f"{wall:.1f}", f"{stock[0] / wall:.1f}", f"{cpu:.1f}", f"{stock[1] / cpu:.1f}"]
-        for name, (wall, cpu) in measured.items()
-    ]
+        costs = await in_turn(gets, times, ROUNDS)
+    rows = []
+    for name, measured in costs.items():
+        cost, faster = usual(measured), ratio(costs["stock Memory"], measured)
+        rows.append([name, f"{cost.wall:.1f}", f"{faster.wall:.1f}", f"{cost.cpu:.1f}", f"{faster.cpu:.1f}"])
     heads = ["", "wall ms", "times as fast as stock", "CPU ms", "times as fast as stock"]
     return f"## Get\n\nMilliseconds of `aget` over {size} active messages.\n\n" + table(heads, rows)
 
@@ -56,7 +51,7 @@ async def _fill(directory: Path, size: int, sessions: int) -> Path:
     return path
 
 
-async def _cold(directory: Path, size: int, times: int, stack: AsyncExitStack) -> Get:
+async def _cold(directory: Path, size: int, times: int, stack: AsyncExitStack) -> Work:
     """Sessions that this process has not read yet, in an open storage; stock's engine is open as well."""
     storage = await stack.enter_async_context(Storage(await _fill(directory, size, times)))
     memory = TieredMemory(storage=storage, session_id="0", token_limit=NO_FLUSH)
@@ -65,14 +60,14 @@ async def _cold(directory: Path, size: int, times: int, stack: AsyncExitStack) -
     return lambda: memory.for_session(str(next(sessions))).aget()
 
 
-async def _warm(directory: Path, size: int, stack: AsyncExitStack) -> Get:
+async def _warm(directory: Path, size: int, stack: AsyncExitStack) -> Work:
     storage = await stack.enter_async_context(Storage(await _fill(directory, size, 0)))
     memory = TieredMemory(storage=storage, session_id="0", token_limit=NO_FLUSH)
     await memory.aget()
     return memory.aget
 
 
-async def _stock(directory: Path, size: int, stack: AsyncExitStack) -> Get:
+async def _stock(directory: Path, size: int, stack: AsyncExitStack) -> Work:
     uri = f"sqlite+aiosqlite:///{directory / f'stock-get-{size}.db'}"
     memory = Memory.from_defaults(session_id="s", token_limit=NO_FLUSH, async_database_uri=uri)
     await memory.aput_messages([message(number) for number in range(size)])

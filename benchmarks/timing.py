@@ -4,13 +4,59 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from statistics import median
+from typing import NamedTuple
 
 from llama_index.core.llms import ChatMessage
 
+Work = Callable[[], Awaitable[object]]
 
-async def timed(work: Callable[[], Awaitable[object]], times: int) -> tuple[float, float]:
+
+class Cost(NamedTuple):
+    """What one run costs.
+
+    Args:
+        wall: Median milliseconds by the clock.
+        cpu: Mean milliseconds of processor time.
+    """
+
+    wall: float
+    cpu: float
+
+
+async def in_turn(works: Mapping[str, Work], times: int, rounds: int) -> dict[str, list[Cost]]:
+    """Time several works in turn, so that a machine that is slow for a while is slow for all of them.
+
+    Args:
+        works: What to run, by name.
+        times: Runs of each in each round.
+        rounds: Rounds.
+
+    Returns:
+        Costs by name, one per round.
+    """
+    costs: dict[str, list[Cost]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            costs[name].append(await timed(work, times))
+    return costs
+
+
+def usual(costs: list[Cost]) -> Cost:
+    """The median of the rounds."""
+    return Cost(median(cost.wall for cost in costs), median(cost.cpu for cost in costs))
+
+
+def ratio(dear: list[Cost], cheap: list[Cost]) -> Cost:
+    """How many times the one costs the other: the median of what each round says."""
+    pairs = list(zip(dear, cheap, strict=True))
+    return Cost(
+        median(one.wall / other.wall for one, other in pairs), median(one.cpu / other.cpu for one, other in pairs)
+    )
+
+
+async def timed(work: Work, times: int) -> Cost:
     """Run a coroutine function several times.
 
     Args:
@@ -18,7 +64,7 @@ async def timed(work: Callable[[], Awaitable[object]], times: int) -> tuple[floa
         times: How often.
 
     Returns:
-        Median wall time and mean CPU time of one run, in milliseconds.
+        The cost of one run.
     """
     walls = []
     gc.collect()  # what was measured before leaves nothing to pay for
@@ -27,7 +73,7 @@ async def timed(work: Callable[[], Awaitable[object]], times: int) -> tuple[floa
         start = time.perf_counter()
         await work()
         walls.append(time.perf_counter() - start)
-    return median(walls) * 1e3, (time.process_time() - cpu) / times * 1e3
+    return Cost(median(walls) * 1e3, (time.process_time() - cpu) / times * 1e3)
 
 
 def message(number: int) -> ChatMessage:
