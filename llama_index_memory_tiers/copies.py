@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
 from pydantic import BaseModel
 
 TEXT_FIELDS = {"block_type", "text"}
@@ -68,13 +68,6 @@ def clone(message: ChatMessage) -> ChatMessage:
     """
     plain = plain_text(message)
     return fresh((plain,))[0] if plain is not None else message.model_copy(deep=True)
-
-
-def calls_tool(message: ChatMessage) -> bool:
-    """Whether a message calls a tool, in blocks or, as older models do, in `additional_kwargs`."""
-    return bool(message.additional_kwargs.get("tool_calls")) or any(
-        isinstance(block, ToolCallBlock) for block in message.blocks
-    )
 
 
 def fresh(sources: Iterable[Source]) -> list[ChatMessage]:

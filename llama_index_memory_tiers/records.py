@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_tiers.copies import PlainText, Source, calls_tool, fresh
+from llama_index_memory_tiers.copies import PlainText, Source, fresh
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.moments import from_microseconds
+from llama_index_memory_tiers.roles import calls_of
 
 Place = tuple[int, int]
 """Where a message stands in the log: session row and sequence number. Never shown to users."""
@@ -149,7 +150,7 @@ class StoredMessage(NamedTuple):
     @property
     def calls_tool(self) -> bool:
         """Whether it calls a tool."""
-        return not isinstance(self.source, PlainText) and calls_tool(self.source)
+        return not isinstance(self.source, PlainText) and bool(calls_of(self.source))
 
 
 @dataclass(frozen=True, slots=True)

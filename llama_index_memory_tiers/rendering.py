@@ -18,7 +18,8 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.memory.memory import DEFAULT_MEMORY_BLOCKS_TEMPLATE, InsertMethod
 
-from llama_index_memory_tiers.budget import SYSTEM_ROLES, Packed, PackedPart, section_text, tag_name
+from llama_index_memory_tiers.budget import Packed, PackedPart, section_text, tag_name
+from llama_index_memory_tiers.roles import SYSTEM_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,9 @@ from typing import Any, Literal, Protocol
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_tiers.budget import ANSWERING_ROLES, TokenCounter
+from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.records import Batch, Changes, Reads, Record, StoredMessage
+from llama_index_memory_tiers.roles import ANSWERING_ROLES
 from llama_index_memory_tiers.storage import OwnerReader
 
 Trigger = Literal["turn", "flush", "idle"]

@@ -1,7 +1,7 @@
 """Token budget, pure: count tokens, plan a flush, pack a context."""
 
 from llama_index_memory_tiers.budget.counting import TokenCounter, Tokenizer
-from llama_index_memory_tiers.budget.exchanges import ANSWERING_ROLES, RESULT_ROLES, SYSTEM_ROLES, Exchanges
+from llama_index_memory_tiers.budget.exchanges import Exchanges
 from llama_index_memory_tiers.budget.flushing import (
     WindowRow,
     plan_flush,
@@ -24,9 +24,6 @@ from llama_index_memory_tiers.budget.shares import TokenBudget, widened
 from llama_index_memory_tiers.budget.window_plan import WindowPlan
 
 __all__ = [
-    "ANSWERING_ROLES",
-    "RESULT_ROLES",
-    "SYSTEM_ROLES",
     "Exchanges",
     "Item",
     "LeftOut",

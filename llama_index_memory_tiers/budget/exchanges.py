@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 
-RESULT_ROLES = (MessageRole.TOOL, MessageRole.FUNCTION)
-ANSWERING_ROLES = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
-SYSTEM_ROLES = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
-
-_ID_NAMES = ("id", "toolUseId", "call_id")
+from llama_index_memory_tiers.roles import (
+    ANSWERING_ROLES,
+    RESULT_ROLES,
+    SYSTEM_ROLES,
+    Call,
+    answered_by,
+    calls_of,
+    tool_of,
+)
 
 Missing = Literal["no call", "no result"]
-
-
-class Call(NamedTuple):
-    """A call of a tool; some models give it no id, and name the tool in its result instead."""
-
-    id: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +42,6 @@ class _Exchange:
     open: list[Call]
     calls: Sequence[Call]
     results: list[int] = field(default_factory=list)
-
-
-def calls_of(message: ChatMessage) -> list[Call]:
-    """The tool calls that a message makes.
-
-    LlamaIndex's OpenAI model writes each in a block and, as models did before, in `additional_kwargs`: it counts once.
-
-    Args:
-        message: Any message.
-
-    Returns:
-        Its calls in order; empty for one that is no answer.
-    """
-    if message.role not in ANSWERING_ROLES:
-        return []
-    blocks = [Call(_text(b.tool_call_id), _text(b.tool_name)) for b in message.blocks if isinstance(b, ToolCallBlock)]
-    kwargs = message.additional_kwargs or {}
-    written = kwargs.get("tool_calls") or kwargs.get("function_call") or ()
-    older = [_older(call) for call in (written if isinstance(written, (list, tuple)) else [written])]
-    return max(blocks, older, key=lambda calls: (len(calls), sum(bool(call.id) for call in calls)))
-
-
-def answered_by(message: ChatMessage) -> str:
-    """Id of the call that a result answers, or the tool's name where the model goes by that; '' for neither."""
-    return _text((message.additional_kwargs or {}).get("tool_call_id"))
 
 
 def exchanges_of(messages: Iterable[ChatMessage]) -> Exchanges:
@@ -115,7 +87,7 @@ def exchanges_of(messages: Iterable[ChatMessage]) -> Exchanges:
 
 def _answered(exchanges: Sequence[_Exchange], message: ChatMessage, before: int) -> _Exchange | None:
     """The exchange that a result belongs to; the call that it answers is not open any more."""
-    answers, name = answered_by(message), _text((message.additional_kwargs or {}).get("name"))
+    answers, name = answered_by(message), tool_of(message)
     for fits in (
         lambda call: bool(answers) and call.id == answers,
         lambda call: not call.id and bool(call.name) and call.name in {answers, name},
@@ -148,17 +120,3 @@ def _takes_part(message: ChatMessage) -> bool:
     if message.role in RESULT_ROLES or message.additional_kwargs:
         return True
     return any(isinstance(block, ToolCallBlock) for block in message.blocks)
-
-
-def _older(call: Any) -> Call:
-    """A call as models wrote it in `additional_kwargs`, each its own way."""
-    id_ = next((found for name in _ID_NAMES if (found := _text(_part(call, name)))), "")
-    return Call(id_, _text(_part(call, "name")) or _text(_part(_part(call, "function"), "name")))
-
-
-def _part(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-
-
-def _text(value: Any) -> str:
-    return str(value) if isinstance(value, (str, int)) else ""

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory.memory import DEFAULT_FLUSH_SIZE
 
-from llama_index_memory_tiers.budget.exchanges import (
-    ANSWERING_ROLES,
-    RESULT_ROLES,
-    SYSTEM_ROLES,
-    answered_by,
-    calls_of,
-)
+from llama_index_memory_tiers.roles import ANSWERING_ROLES, RESULT_ROLES, SYSTEM_ROLES, answered_by, calls_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from llama_index.core.base.llms.types import ChatMessage
 
-from llama_index_memory_tiers.budget import RESULT_ROLES, Exchanges, Row, TokenCounter, WindowPlan
+from llama_index_memory_tiers.budget import Exchanges, Row, TokenCounter, WindowPlan
 from llama_index_memory_tiers.copies import PlainText, Source, fresh, many_objects
 from llama_index_memory_tiers.records import Scope
+from llama_index_memory_tiers.roles import RESULT_ROLES
 from llama_index_memory_tiers.storage import Window
 
 _KEPT_VIEWS = 256

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 from llama_index.core.prompts import RichPromptTemplate
 
-from llama_index_memory_tiers.budget import RESULT_ROLES, SYSTEM_ROLES
 from llama_index_memory_tiers.dates import with_dates
 from llama_index_memory_tiers.extraction.answers import MAX_FACT_CHARS, Answer, FactDraft, parse_answer, unreadable
 from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.instructions import looks_like_instruction as gives_orders
 from llama_index_memory_tiers.rendering import strip_recalled
+from llama_index_memory_tiers.roles import RESULT_ROLES, SYSTEM_ROLES
 from llama_index_memory_tiers.text import escape
 
 if TYPE_CHECKING:

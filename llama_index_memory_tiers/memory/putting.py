@@ -11,7 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_tiers import failpoints
-from llama_index_memory_tiers.budget import RESULT_ROLES, plan_flush, window_row
+from llama_index_memory_tiers.budget import plan_flush, window_row
 from llama_index_memory_tiers.entries import Prepared
 from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.events import (
@@ -22,6 +22,7 @@ from llama_index_memory_tiers.events import (
 from llama_index_memory_tiers.instruments import span
 from llama_index_memory_tiers.memory.base import MemoryBase
 from llama_index_memory_tiers.records import Cause, StoredMessage
+from llama_index_memory_tiers.roles import RESULT_ROLES
 
 _logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
+from llama_index_memory_tiers.roles import SYSTEM_ROLES
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.alignment import LogRow, plan_alignment
 from llama_index_memory_tiers.storage.database import Database
@@ -254,7 +255,7 @@ class MessageLog(LogMover):
         m = self._m
         active = select(m.c.role, m.c.hash, m.c.data).where(m.c.sid == sid, m.c.status == ACTIVE)
         rows = (await connection.execute(active.order_by(m.c.seq).limit(_LEADING_ROWS))).all()
-        return list(takewhile(lambda row: row.role in {"system", "developer"}, rows))
+        return list(takewhile(lambda row: row.role in SYSTEM_ROLES, rows))
 
 
 def _rows(sid: int, first_seq: int, entries: Sequence[Entry]) -> list[dict[str, Any]]:

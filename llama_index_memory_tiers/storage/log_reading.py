@@ -13,6 +13,7 @@ from sqlalchemy import BigInteger, String, and_, bindparam, case, cast, func, li
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.records import Place, StoredMessage
+from llama_index_memory_tiers.roles import SYSTEM_ROLES
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.rows import (
     ACTIVE,
@@ -28,6 +29,7 @@ from llama_index_memory_tiers.storage.schema import Tables
 _logger = logging.getLogger(__name__)
 
 CACHED_WINDOWS = 256
+_SYSTEM = tuple(role.value for role in SYSTEM_ROLES)
 
 
 @dataclass(slots=True)
@@ -162,9 +164,7 @@ class LogReader:
             The sessions.
         """
         c, m, s = self._c, self._m, self._s
-        in_window = select(func.min(m.c.seq)).where(
-            m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.role.not_in(("system", "developer"))
-        )
+        in_window = select(func.min(m.c.seq)).where(m.c.sid == s.c.sid, m.c.status == ACTIVE, m.c.role.not_in(_SYSTEM))
         # Two levels down nothing is correlated by itself: it would be the window of everybody.
         left = func.coalesce(in_window.correlate(s).scalar_subquery() - 1, s.c.head_seq)
         wanted = s.c.head_seq if asking is None else case((s.c.session_id == asking, left), else_=s.c.head_seq)
@@ -310,9 +310,7 @@ class LogReader:
     async def flushed_until(self, sid: int) -> int:
         """The last sequence number that has left the window for good: system messages in it do not count."""
         m = self._m
-        first = select(func.min(m.c.seq)).where(
-            m.c.sid == sid, m.c.status == ACTIVE, m.c.role.not_in(("system", "developer"))
-        )
+        first = select(func.min(m.c.seq)).where(m.c.sid == sid, m.c.status == ACTIVE, m.c.role.not_in(_SYSTEM))
         head = select(self._s.c.head_seq).where(self._s.c.sid == sid)
 
         async def work(connection: AsyncConnection) -> int:

@@ -13,8 +13,8 @@ import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 from numpy.typing import NDArray
 
-from llama_index_memory_tiers.budget import SYSTEM_ROLES
 from llama_index_memory_tiers.records import NewRecord, Place, Record, StoredMessage
+from llama_index_memory_tiers.roles import SYSTEM_ROLES
 from llama_index_memory_tiers.storage import PAGE, codec
 from llama_index_memory_tiers.text import analyse
 
