@@ -358,6 +358,27 @@ async def test_explain_names_a_block_that_failed() -> None:
     await memory.aclose()
 
 
+async def test_explain_names_a_block_that_could_not_absorb() -> None:
+    down = True
+
+    class Deaf(Notes):
+        async def _aput(self, messages: list[ChatMessage]) -> None:
+            if down:
+                raise TimeoutError("secret")
+
+    memory = TieredMemory(session_id="s", memory_blocks=[Deaf(name="Deaf"), Notes(name="Fine")])
+    await memory.aput_messages([user("hello"), answer("hi")])
+    await memory.aflush()
+    report = await memory.aexplain()
+    assert [part.absorb_error for part in report.parts] == ["TimeoutError", None]
+    assert "could not absorb: TimeoutError" in str(report)
+    assert "secret" not in str(report)
+    down = False
+    await memory.aflush()
+    assert [part.absorb_error for part in (await memory.aexplain()).parts] == [None, None]
+    await memory.aclose()
+
+
 # --- what a context is asked for -------------------------------------------------------------------------------
 
 

@@ -67,6 +67,7 @@ class ContextBuilder:
         self._counter = counter
         self._settings = settings
         self._answers = Answers(storage, counter)
+        self._cursors = storage.cursors
         self.views = WindowViews(counter)
 
     def drop_remembered(self) -> None:
@@ -118,7 +119,10 @@ class ContextBuilder:
 
     async def report(self, request: Request) -> ContextReport:
         """Build a context, and say where its tokens went and what was left out and why; raises as `build` does."""
-        return (await self.build(request)).report(request, self._blocks, self._counter)
+        built = await self.build(request)
+        cursors = await self._cursors.all(request.view.window.sid)
+        unread = {name: cursor.error for name, cursor in cursors.items()}
+        return built.report(request, self._blocks, self._counter, unread)
 
     async def raw_contents(self, request: Request) -> dict[str, Any]:
         """What each block says, uncut: text, content blocks or messages; empty answers are missing."""

@@ -29,13 +29,20 @@ class Built:
     packed: Packed
     contents: Mapping[str, Content]
 
-    def report(self, request: Request, blocks: Sequence[BaseMemoryBlock[Any]], counter: TokenCounter) -> ContextReport:
+    def report(
+        self,
+        request: Request,
+        blocks: Sequence[BaseMemoryBlock[Any]],
+        counter: TokenCounter,
+        unread: Mapping[str, str | None],
+    ) -> ContextReport:
         """Say where the tokens went, and what was left out and why.
 
         Args:
             request: What it was built for.
             blocks: All that were asked, in the user's order.
             counter: Measures.
+            unread: Kind of failure, by the name of each block that could not read the session's newest messages.
 
         Returns:
             The report.
@@ -62,6 +69,7 @@ class Built:
                         if out.part == block.name and out.item is not None
                     ),
                     error=type(content).__name__ if isinstance(content, Exception) else None,
+                    absorb_error=unread.get(block.name),
                 )
             )
         return ContextReport(

@@ -160,6 +160,7 @@ class PartReport:
         kept: Items that went in.
         left_out: Items that did not, with the reason.
         error: Kind of failure when the block could not answer.
+        absorb_error: Kind of failure that keeps the block from reading the newest messages of the session.
     """
 
     name: str
@@ -168,6 +169,13 @@ class PartReport:
     kept: tuple[ItemReport, ...] = ()
     left_out: tuple[ItemReport, ...] = ()
     error: str | None = None
+    absorb_error: str | None = None
+
+    @property
+    def problem(self) -> str:
+        """What failed, in words; '' for nothing."""
+        unread = f"could not absorb: {self.absorb_error}" if self.absorb_error else ""
+        return "; ".join(filter(None, (self.error, unread)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +234,7 @@ class ContextReport(Shown):
         rows: list[tuple[Any, ...]] = [
             ("window", "", self.window_tokens, self.window_messages, self.window_left_out, broken)
         ]
-        rows += [(p.name, p.priority, p.tokens, len(p.kept), len(p.left_out), p.error or "") for p in self.parts]
+        rows += [(p.name, p.priority, p.tokens, len(p.kept), len(p.left_out), p.problem) for p in self.parts]
         return rows
 
 
