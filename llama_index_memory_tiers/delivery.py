@@ -289,7 +289,7 @@ class Delivery:
             silent_seconds = max(0.0, (self._storage.now() - session.last_put_at) / 1e6)
             resting = self._rests.of((session.user_id, session.session_id))
             report = report.plus(await self._deliver(session, Due(silent_seconds=silent_seconds), resting))
-            report = report.plus(await self._left_alone(session, resting))
+            report = report.plus(await self._unread(session, resting))
         return report
 
     async def replay(self, letters: Iterable[DeadLetter], user_id: str) -> FlushReport:
@@ -335,15 +335,6 @@ class Delivery:
                 self._settled.popitem(last=False)
         return tuple(progress)
 
-    async def _left_alone(self, session: Session, keys: Collection[str]) -> list[BlockProgress]:
-        """What waits for blocks that rest after a failure."""
-        cursors = await self._storage.cursors.all(session.sid) if keys else {}
-        waiting = {key: cursors[key] for key in keys if key in cursors}
-        return [
-            BlockProgress(key, 0, max(0, session.head_seq - cursor.pos), cursor.error)
-            for key, cursor in waiting.items()
-        ]
-
     async def _first_cursors(self, session: Session) -> None:
         """A block that was attached later starts at the head if it costs model calls, else at the beginning."""
         key = (session.user_id, session.session_id)
@@ -374,7 +365,9 @@ class Delivery:
             if step.outcome not in {"absorbed", "parked", "again"} or step.waiting == 0:
                 error = step.error
                 break
-        pending = await self._pending(consumer, session) if step.waiting is None else step.waiting
+        pending = step.waiting
+        if pending is None:
+            pending = sum(block.pending for block in await self._unread(session, [consumer.key]))
         not_due = session.head_seq - due.flushed_until if consumer.absorb_on == {"flush"} else 0
         return BlockProgress(consumer.key, absorbed, pending, error, parked, max(0, min(pending, not_due)))
 
@@ -389,10 +382,16 @@ class Delivery:
             agent_id=self._agent_id,
         )
 
-    async def _pending(self, consumer: Consumer, session: Session) -> int:
-        cursor = (await self._storage.cursors.all(session.sid)).get(consumer.key)
-        now = await self._storage.log.session(session.user_id, session.session_id)
-        return max(0, now.head_seq - cursor.pos) if cursor is not None and now is not None else 0
+    async def _unread(self, session: Session, keys: Collection[str]) -> list[BlockProgress]:
+        """What waits for blocks, by the log as it is now."""
+        now = await self._storage.log.session(session.user_id, session.session_id) if keys else None
+        if now is None:
+            return []
+        cursors = await self._storage.cursors.all(now.sid)
+        waiting = [cursor for key, cursor in cursors.items() if key in keys]
+        return [
+            BlockProgress(cursor.consumer, 0, max(0, now.head_seq - cursor.pos), cursor.error) for cursor in waiting
+        ]
 
     async def aclose(self) -> None:
         """Stop background work; what it had claimed is given back, nothing is lost."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms import LLM
 from llama_index.core.memory.memory_blocks.vector import (
     DEFAULT_RETRIEVED_TEXT_TEMPLATE,
@@ -27,7 +26,7 @@ from typing_extensions import Self
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
-from llama_index_memory_tiers.blocks.vector.own_store import fused, search_store, store_node
+from llama_index_memory_tiers.blocks.vector.own_store import OwnStore, fused
 from llama_index_memory_tiers.blocks.vector.recollections import (
     KINDS,
     MESSAGE,
@@ -35,15 +34,16 @@ from llama_index_memory_tiers.blocks.vector.recollections import (
     Found,
     checked_note,
     distinct,
-    message_line,
+    measure,
     note_line,
     read_found,
+    said_in,
     speaker_of,
     within_quotas,
 )
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.embeddings import embed_model_of_settings
-from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, StorageError
+from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError
 from llama_index_memory_tiers.events import BlockFailed, emit
 from llama_index_memory_tiers.extraction.classes import classify
 from llama_index_memory_tiers.extraction.rewriting import rewrite_question
@@ -53,19 +53,14 @@ from llama_index_memory_tiers.records import (
     Changes,
     Forgotten,
     NewRecord,
-    Place,
     Recollection,
     Record,
     Scope,
-    StoredMessage,
 )
 from llama_index_memory_tiers.scoring import age_decay
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec
 from llama_index_memory_tiers.text import message_terms, without_names
 
-_RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.FUNCTION})
-# Larger batches are analysed and counted in a thread: 5 million characters take 1.5 s.
-_THREAD_CHARACTERS = 100_000
 # Candidates beyond what fits, so that packing has a choice of lengths.
 _SURPLUS = 1.3
 _FEWEST_HITS = 50
@@ -159,7 +154,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         counter: TokenCounter,
     ) -> tuple[NewRecord, ...] | None:
         """Analyse and embed each message."""
-        told = [(stored, text) for stored in batch.messages if (text := _said(stored)) and self._keeps(text)]
+        told = [(stored, text) for stored in batch.messages if (text := said_in(stored)) and self._keeps(text)]
         if not told:
             return None
         texts = [text for _, text in told]
@@ -167,10 +162,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             [codec.embedded_message(text, stored.role, stored.meta.sent_from) for stored, text in told], batch.scope
         )
         parts = await self._classified(texts, batch.scope)
-        if sum(map(len, texts)) > _THREAD_CHARACTERS:
-            measured = await asyncio.to_thread(_measured, told, counter)
-        else:
-            measured = _measured(told, counter)
+        measured = await measure(told, counter)
         records = tuple(
             NewRecord(
                 id=self._record_id(batch.sid, stored.seq, stored.id),
@@ -187,12 +179,9 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             )
             for (stored, _), (terms, tokens), vector, part in zip(told, measured, vectors, parts, strict=True)
         )
-        if self.vector_store is not None:
+        if self._store is not None:
             # Ids name the message, so that a repeated delivery overwrites; SQL decides what is recalled.
-            pairs = zip(records, vectors, strict=True)
-            nodes = [store_node(one.id, batch.owner, self.key, vector) for one, vector in pairs if vector is not None]
-            if nodes:
-                await self.vector_store.async_add(nodes)
+            await self._store.add(batch.owner, zip((one.id for one in records), vectors, strict=True))
         return records
 
     def _keeps(self, text: str) -> bool:
@@ -229,6 +218,11 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         return BlockFailed(session_id=scope.session_id, block=self.key, error=EmbeddingError.__name__)
 
     @property
+    def _store(self) -> OwnStore | None:
+        """The user's vector store."""
+        return None if self.vector_store is None else OwnStore(self.vector_store, self.key, self.query_kwargs)
+
+    @property
     def _model(self) -> str:
         if self.embed_model is None or self.vector_store is not None:
             return ""
@@ -244,17 +238,10 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
 
     async def forget(self, forgotten: Forgotten) -> None:
         """Delete nodes from the vector store, those as well whose records were never merged."""
-        if self.vector_store is not None:
-            named = [*forgotten.records, *(self._record_id(*message) for message in forgotten.messages)]
-            nodes = list(dict.fromkeys(named))
-            await self.vector_store.adelete_nodes(nodes)
-            with contextlib.suppress(NotImplementedError):  # not every store can be read by id
-                if left := await self.vector_store.aget_nodes(nodes):
-                    raise StorageError(
-                        f"The vector store of {self.name} still holds {len(left)} of {len(nodes)} deleted nodes.",
-                        allowed="A deleted node is gone.",
-                        remedy="The deletion is tried again at the next start; check the store.",
-                    )
+        if self._store is not None:
+            await self._store.delete(
+                [*forgotten.records, *(self._record_id(*message) for message in forgotten.messages)]
+            )
 
     # -- recall ----------------------------------------------------------------------------------------------
 
@@ -298,12 +285,12 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         return codec.storable(f"{text}\n{alone}")
 
     async def _candidates(self, asked: IndexQuery, reader: OwnerReader, scope: Scope) -> list[Hit]:
-        elsewhere = None if self.vector_store is None else asked.vector
-        vector = asked.vector if self.vector_store is None else None
-        here = replace(asked, vector=vector, kinds=KINDS, blocks=frozenset({self.key}))
-        hits = await search(reader, here, self._model, self._unusable(scope))
-        if elsewhere is not None:
-            hits = fused(await self._near(asked.text, elsewhere, asked.exclude, reader, scope), hits, asked.limit)
+        own, here = self._store, replace(asked, kinds=KINDS, blocks=frozenset({self.key}))
+        if own is None:
+            hits = await search(reader, here, self._model, self._unusable(scope))
+        else:
+            hits = await search(reader, replace(here, vector=None), self._model, self._unusable(scope))
+            hits = fused(await self._near(own, asked, reader, scope), hits, asked.limit)
         return [*sorted(self._decayed(hits, asked.now), key=lambda hit: -hit.score)] if self.decay_rate else hits
 
     def _decayed(self, hits: Sequence[Hit], now: datetime) -> Iterable[Hit]:
@@ -335,8 +322,8 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             vector=vector if self.vector_store is None else None,
             model=self._model,
         )
-        if self.vector_store is not None and vector is not None:
-            await self.vector_store.async_add([store_node(record.id, await desk.owner(), self.key, vector)])
+        if self._store is not None:
+            await self._store.add(await desk.owner(), [(record.id, vector)])
         await desk.change(lambda _: Changes(add=(record,)))
         return record.id
 
@@ -353,7 +340,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         asked = IndexQuery(text, desk.now(), await self._query_vector(text, reader, desk.scope))
         while True:
             hits = await self._candidates(replace(asked, limit=limit), reader, desk.scope)
-            found = [one for one in await read_found(reader, hits) if _passes(one, partitions, filter)]
+            found = [one for one in await read_found(reader, hits) if one.passes(partitions, filter)]
             # Filters come before the count: with too few left, more candidates are looked at.
             if len(found) >= top_k or len(hits) < limit:
                 return [one.recollection() for one in found[:top_k]]
@@ -377,25 +364,16 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return None
         return usable([vector], self._unusable(scope))[0]
 
-    async def _near(
-        self, text: str, vector: Sequence[float], visible: frozenset[Place], reader: OwnerReader, scope: Scope
-    ) -> list[Hit]:
+    async def _near(self, own: OwnStore, asked: IndexQuery, reader: OwnerReader, scope: Scope) -> list[Hit]:
         """What the vector store finds; when it fails, words still find messages."""
-        assert self.vector_store is not None  # noqa: S101  # asked by the caller
+        if asked.vector is None:
+            return []
         try:
-            scores = await search_store(
-                self.vector_store,
-                text,
-                vector,
-                owner=reader.owner,
-                block=self.key,
-                top_k=self.similarity_top_k,
-                settings=self.query_kwargs,
-            )
+            scores = await own.nearest(asked.text, asked.vector, owner=reader.owner, top_k=self.similarity_top_k)
         except Exception as error:  # noqa: BLE001  # stores raise what they like
             emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
             return []
-        return [hit for hit in await reader.hits_of(scores) if hit.place is None or hit.place not in visible]
+        return [hit for hit in await reader.hits_of(scores) if hit.place is None or hit.place not in asked.exclude]
 
     async def _enough(
         self, hits: Sequence[Hit], allowance: int, reader: OwnerReader, known: dict[int, Found]
@@ -440,24 +418,3 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
 
 def _tokens(found: Iterable[Found]) -> float:
     return float(sum(one.hit.tokens for one in found))
-
-
-def _said(stored: StoredMessage) -> str:
-    return stored.text.strip() if stored.role in _RECALLED_ROLES else ""
-
-
-def _measured(told: Sequence[tuple[StoredMessage, str]], counter: TokenCounter) -> list[tuple[Mapping[str, int], int]]:
-    """What each message is found by, and the size of what will be shown."""
-    return [
-        (
-            message_terms(text, speaker=speaker_of(stored), when=stored.created_at),
-            counter.text(message_line(stored) + "\n"),
-        )
-        for stored, text in told
-    ]
-
-
-def _passes(found: Found, partitions: Collection[str] | None, wanted: Mapping[str, Any] | None) -> bool:
-    if partitions is not None and found.partition not in partitions:
-        return False
-    return all(name in found.metadata and found.metadata[name] == value for name, value in (wanted or {}).items())

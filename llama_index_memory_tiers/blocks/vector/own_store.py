@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,57 +17,89 @@ from llama_index.core.vector_stores.types import (
 )
 
 from llama_index_memory_tiers import scoring
+from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.storage import Hit
 
 _STORE_HITS = 100
 
 
-def store_node(record_id: str, owner: str, block: str, vector: Sequence[float]) -> TextNode:
-    """A record as the store keeps it: the text stays in our storage; a store that wants one gets the id."""
-    node = TextNode(id_=record_id, text=record_id, metadata={"owner": owner, "block": block})
-    node.embedding = list(vector)
-    return node
-
-
-async def search_store(
-    store: BasePydanticVectorStore,
-    text: str,
-    vector: Sequence[float],
-    *,
-    owner: str,
-    block: str,
-    top_k: int | None,
-    settings: Mapping[str, Any],
-) -> dict[str, float]:
-    """Ask a store for what is near.
+@dataclass(frozen=True, slots=True)
+class OwnStore:
+    """A vector store as one block uses it: it holds ids, vectors and whose they are.
 
     Args:
         store: Which.
-        text: The question.
-        vector: Its embedding, shape (dimensions,).
-        owner: Whose nodes.
-        block: Of which block.
-        top_k: At most so many; default 100.
+        block: Key of the block; it sees only what it has written.
         settings: For the store's query; its `filters` are added to ours.
-
-    Returns:
-        Id of a record → similarity, as the store measures it.
     """
-    mine: list[Any] = [MetadataFilter(key="owner", value=owner), MetadataFilter(key="block", value=block)]
-    given = settings.get("filters")
-    found = await store.aquery(
-        VectorStoreQuery(
-            query_str=text,
-            query_embedding=list(vector),
-            similarity_top_k=top_k or _STORE_HITS,
-            filters=MetadataFilters(filters=[*mine, given] if given is not None else mine),
-            **{name: value for name, value in settings.items() if name != "filters"},
+
+    store: BasePydanticVectorStore
+    block: str
+    settings: Mapping[str, Any]
+
+    async def add(self, owner: str, vectors: Iterable[tuple[str, Sequence[float] | None]]) -> None:
+        """Write vectors by the ids of their records; what has no vector is left out, a known id is overwritten.
+
+        Args:
+            owner: Whose.
+            vectors: Id of a record, and its vector of shape (dimensions,).
+        """
+        nodes = [self._node(record_id, owner, vector) for record_id, vector in vectors if vector is not None]
+        if nodes:
+            await self.store.async_add(nodes)
+
+    def _node(self, record_id: str, owner: str, vector: Sequence[float]) -> TextNode:
+        # A store that wants a text gets the id: texts stay in our storage.
+        node = TextNode(id_=record_id, text=record_id, metadata={"owner": owner, "block": self.block})
+        node.embedding = list(vector)
+        return node
+
+    async def delete(self, ids: Iterable[str]) -> None:
+        """Delete by the ids of records, and look whether they are gone.
+
+        Args:
+            ids: Those that the store does not hold are passed over.
+
+        Raises:
+            StorageError: Some are still there.
+        """
+        nodes = list(dict.fromkeys(ids))
+        await self.store.adelete_nodes(nodes)
+        with contextlib.suppress(NotImplementedError):  # not every store can be read by id
+            if left := await self.store.aget_nodes(nodes):
+                raise StorageError(
+                    f"The vector store of {self.block} still holds {len(left)} of {len(nodes)} deleted nodes.",
+                    allowed="A deleted node is gone.",
+                    remedy="The deletion is tried again at the next start; check the store.",
+                )
+
+    async def nearest(self, text: str, vector: Sequence[float], *, owner: str, top_k: int | None) -> dict[str, float]:
+        """Ask for what is near.
+
+        Args:
+            text: The question.
+            vector: Its embedding, shape (dimensions,).
+            owner: Whose nodes.
+            top_k: At most so many; default 100.
+
+        Returns:
+            Id of a record → similarity, as the store measures it.
+        """
+        mine: list[Any] = [MetadataFilter(key="owner", value=owner), MetadataFilter(key="block", value=self.block)]
+        given = self.settings.get("filters")
+        found = await self.store.aquery(
+            VectorStoreQuery(
+                query_str=text,
+                query_embedding=list(vector),
+                similarity_top_k=top_k or _STORE_HITS,
+                filters=MetadataFilters(filters=[*mine, given] if given is not None else mine),
+                **{name: value for name, value in self.settings.items() if name != "filters"},
+            )
         )
-    )
-    ids = found.ids or [node.node_id for node in found.nodes or []]
-    # A store without scores keeps its order.
-    scores = found.similarities or [1.0 / (rank + 1) for rank in range(len(ids))]
-    return dict(zip(ids, scores, strict=False))
+        ids = found.ids or [node.node_id for node in found.nodes or []]
+        # A store without scores keeps its order.
+        scores = found.similarities or [1.0 / (rank + 1) for rank in range(len(ids))]
+        return dict(zip(ids, scores, strict=False))
 
 
 def fused(near: Sequence[Hit], worded: Sequence[Hit], limit: int) -> list[Hit]:

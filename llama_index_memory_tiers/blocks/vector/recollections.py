@@ -1,26 +1,32 @@
-"""What a vector memory found, message or note, as it is shown and as it is handed out."""
+"""A message or note as a vector memory measures, finds, shows and hands it out."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from llama_index_memory_tiers.budget import Item
+from llama_index.core.base.llms.types import MessageRole
+
+from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.errors import ConfigurationError, InvalidMessageError
 from llama_index_memory_tiers.instructions import NOT_AN_INSTRUCTION, looks_like_instruction
 from llama_index_memory_tiers.partitions import Partition, place
 from llama_index_memory_tiers.records import Place, Recollection, Record, StoredMessage
 from llama_index_memory_tiers.storage import Hit, OwnerReader, RecalledMessage
-from llama_index_memory_tiers.text import day_label, escape
+from llama_index_memory_tiers.text import day_label, escape, message_terms
 
 MESSAGE = "message"
 NOTE = "note"
 KINDS = frozenset({MESSAGE, NOTE})
 # An instruction that a text hides is looked for in this much of it.
 _JUDGED_CHARACTERS = 20_000
+_RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.FUNCTION})
+# Larger batches are analysed and counted in a thread: 5 million characters take 1.5 s.
+_THREAD_CHARACTERS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,12 @@ class Found:
     def by(self, hit: Hit) -> Found:
         """The same, found by another search."""
         return self if hit is self.hit else replace(self, hit=hit)
+
+    def passes(self, partitions: Collection[str] | None, wanted: Mapping[str, Any] | None) -> bool:
+        """Whether it is in one of these partitions and its metadata holds these values; `None` wants nothing."""
+        if partitions is not None and self.partition not in partitions:
+            return False
+        return all(name in self.metadata and self.metadata[name] == value for name, value in (wanted or {}).items())
 
     def item(self, line: str, rank: int) -> Item:
         """Offer it for a context; `rank` is its worth where the index gave none."""
@@ -159,6 +171,37 @@ def checked_note(content: object, metadata: object, partition: object, partition
 def speaker_of(stored: StoredMessage) -> str:
     """Who said it: the name that is known, else the role."""
     return stored.meta.sent_from or stored.role.value
+
+
+def said_in(stored: StoredMessage) -> str:
+    """The text of a message that can be recalled; '' for one that nobody looks for."""
+    return stored.text.strip() if stored.role in _RECALLED_ROLES else ""
+
+
+async def measure(
+    told: Sequence[tuple[StoredMessage, str]], counter: TokenCounter
+) -> list[tuple[Mapping[str, int], int]]:
+    """What each message is found by, and the size of what will be shown.
+
+    Args:
+        told: Messages and what is said in each.
+        counter: Measures.
+
+    Returns:
+        Of each its terms, with how often they stand in it, and its tokens.
+    """
+
+    def measured() -> list[tuple[Mapping[str, int], int]]:
+        return [
+            (
+                message_terms(text, speaker=speaker_of(stored), when=stored.created_at),
+                counter.text(message_line(stored) + "\n"),
+            )
+            for stored, text in told
+        ]
+
+    large = sum(len(text) for _, text in told) > _THREAD_CHARACTERS
+    return await asyncio.to_thread(measured) if large else measured()
 
 
 def message_line(stored: StoredMessage) -> str:
