@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from llama_index_memory_tiers.blocks.absorbing import Step, absorb, absorb_letter
+from llama_index_memory_tiers.blocks.absorbing import Absorber
 from llama_index_memory_tiers.blocks.consumer import Consumer, Due
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import StorageClosedError
@@ -56,9 +56,7 @@ class Delivery:
     ) -> None:
         self._storage = storage
         self._consumers = tuple(consumers)
-        self._counter = counter
-        self._claim_seconds = claim_seconds
-        self._agent_id = agent_id
+        self._absorber = Absorber(storage, counter, claim_seconds=claim_seconds, agent_id=agent_id)
         self._workers: dict[Key, _Worker] = {}
         # Of all loops, as a session's worker on one may be replaced by one on another.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -309,9 +307,7 @@ class Delivery:
             consumer = consumers.get(letter.block)
             if session is None or consumer is None:
                 continue
-            step = await absorb_letter(
-                self._storage, consumer, session, letter, counter=self._counter, agent_id=self._agent_id
-            )
+            step = await self._absorber.absorb_letter(consumer, session, letter)
             pending = letter.hi - letter.lo if step.error else 0
             report = report.plus([BlockProgress(letter.block, step.messages, pending, step.error)])
         return report
@@ -358,7 +354,7 @@ class Delivery:
         absorbed = parked = 0
         error = None
         while True:
-            step = await self._step(consumer, session, due)
+            step = await self._absorber.absorb(consumer, session, due)
             absorbed += step.messages
             parked += step.outcome == "parked"
             # With nothing behind it there is nothing to look for: whoever puts more meanwhile sees to that.
@@ -370,17 +366,6 @@ class Delivery:
             pending = sum(block.pending for block in await self._unread(session, [consumer.key]))
         not_due = session.head_seq - due.flushed_until if consumer.absorb_on == {"flush"} else 0
         return BlockProgress(consumer.key, absorbed, pending, error, parked, max(0, min(pending, not_due)))
-
-    async def _step(self, consumer: Consumer, session: Session, due: Due) -> Step:
-        return await absorb(
-            self._storage,
-            consumer,
-            session,
-            due,
-            counter=self._counter,
-            claim_seconds=self._claim_seconds,
-            agent_id=self._agent_id,
-        )
 
     async def _unread(self, session: Session, keys: Collection[str]) -> list[BlockProgress]:
         """What waits for blocks, by the log as it is now."""

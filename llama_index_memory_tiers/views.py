@@ -12,7 +12,7 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage
 
-from llama_index_memory_tiers.blocks.absorbing import kept_alive
+from llama_index_memory_tiers.blocks.claims import Claim
 from llama_index_memory_tiers.board import MessageBoard, cause_names
 from llama_index_memory_tiers.checks import check_whole, checked
 from llama_index_memory_tiers.errors import ConfigurationError
@@ -22,7 +22,6 @@ from llama_index_memory_tiers.storage.rows import ACTIVE, ARCHIVED
 EVERYBODY = "all"
 """As an address: everybody, the same as no address at all."""
 
-_SECOND = 1_000_000
 _logger = logging.getLogger(__name__)
 
 
@@ -167,8 +166,7 @@ class MemoryView:
 class _Claimed:
     """What an observation holds while it is handled."""
 
-    sid: int
-    me: str
+    claim: Claim
     pos: int
     hi: int
 
@@ -206,13 +204,12 @@ class Observation:
         view, storage = self._view, self._view.board.storage
         if view.key not in await storage.cursors.all(sid):
             await storage.cursors.add(sid, [(view.key, 0)])
-        me, now = storage.ids(), storage.now()
-        until = now + int(view.claim_seconds * _SECOND)
-        pos = await storage.cursors.claim(sid, view.key, me, now=now, until=until)
+        claim = Claim(storage, sid, view.key, seconds=view.claim_seconds)
+        pos = await claim.take()
         if pos is None:
             return []
-        self._claimed = _Claimed(sid, me, pos, pos)
-        await self._stack.enter_async_context(kept_alive(storage, view.key, sid, me, view.claim_seconds))
+        self._claimed = _Claimed(claim, pos, pos)
+        await self._stack.enter_async_context(claim.kept_alive())
         rows, last = await storage.log.read(sid, session_id, after=pos, statuses=(ACTIVE, ARCHIVED))
         self._claimed.hi = max(pos, last)
         return [row for row in rows if view.concerns(row)]
@@ -233,10 +230,9 @@ class Observation:
         try:
             if claimed is None:
                 return
-            cursors, key = self._view.board.storage.cursors, self._view.key
             if not handled or claimed.hi == claimed.pos:
-                await cursors.release(claimed.sid, key, claimed.me)
-            elif not await cursors.advance(claimed.sid, key, claimed.me, claimed.pos, claimed.hi):
-                _logger.warning("an observation was taken over by another worker", extra={"consumer": key})
+                await claimed.claim.release()
+            elif not await claimed.claim.advance(claimed.pos, claimed.hi):
+                _logger.warning("an observation was taken over by another worker", extra={"consumer": self._view.key})
         finally:
             await self._stack.aclose()

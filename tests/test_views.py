@@ -296,6 +296,28 @@ async def test_a_cancelled_observation_is_observed_again_at_once(one_file: Stora
     assert texts(await memory.view("ann").observe()) == ["a"]
 
 
+async def test_an_observation_cancelled_while_it_claims_leaves_no_claim(
+    one_file: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = team(one_file)
+    await memory.aput(said("user", "a"), send_to="ann")
+    claimed, claim = asyncio.Event(), one_file.cursors.claim
+
+    async def slow(*args: Any, **kwargs: Any) -> int | None:
+        found = await claim(*args, **kwargs)
+        claimed.set()
+        await asyncio.sleep(0.05)  # its answer is on the way
+        return found
+
+    monkeypatch.setattr(one_file.cursors, "claim", slow)
+    task = asyncio.ensure_future(memory.view("ann").observe()._at_once())
+    await claimed.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert texts(await memory.view("ann").observe()) == ["a"]
+
+
 async def test_two_workers_of_one_role_handle_each_message_once(make_storage: MakeStorage, storage_kind: str) -> None:
     memories = [team(make_storage(storage_kind)) for _ in range(3)]
     for number in range(6):

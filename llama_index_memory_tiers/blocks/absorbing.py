@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from llama_index_memory_tiers import failpoints
+from llama_index_memory_tiers.blocks.claims import Claim
 from llama_index_memory_tiers.blocks.consumer import Consumer, Due, plan_batch
+from llama_index_memory_tiers.blocks.outages import is_outage
 from llama_index_memory_tiers.budget import TokenCounter
-from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.events import BatchAbsorbed, BatchPrepared, BlockFailed, emit, emit_changes
 from llama_index_memory_tiers.instruments import acting
 from llama_index_memory_tiers.records import Batch, Changes, Reads, Scope, StoredMessage
@@ -32,10 +32,6 @@ TRIES_BEFORE_PARKING = 8
 _BEFORE_MESSAGES = 2
 # Messages of a turn that is held back: a question, an answer, and a tool round.
 _HELD_MESSAGES = 4
-_SECOND = 1_000_000
-# What HTTP clients answer when nothing is wrong with the content: no key, no money and no such model among them.
-_OUTAGE_STATUS = frozenset({401, 402, 403, 404, 408, 409, 425, 429, 500, 502, 503, 504, 529})
-_OUTAGE_NAMES = ("timeout", "connect", "ratelimit", "unavailable", "overloaded", "network")
 
 
 class _TooSlowError(asyncio.TimeoutError):
@@ -59,192 +55,145 @@ class Step:
     waiting: int | None = None
 
 
-async def absorb(
-    storage: Storage,
-    consumer: Consumer,
-    session: Session,
-    due: Due,
-    *,
-    counter: TokenCounter,
-    claim_seconds: float,
-    agent_id: str | None = None,
-) -> Step:
-    """Absorb the next due batch: effects on records once, model calls at least once.
+class Absorber:
+    """Brings the log to blocks, a batch at a time: effects on records once, model calls at least once.
 
     Args:
         storage: Where.
-        consumer: Who.
-        session: Which session.
-        due: How far.
         counter: Measures texts.
         claim_seconds: How long a dead worker keeps others waiting; a living one renews.
         agent_id: Provenance.
-
-    Returns:
-        What became of it; never raises for what the block or its model does.
     """
-    # Workers of one loop wait for each other: a flush right after a put does not find the background busy.
-    async with storage.cursors.turn(session.sid, consumer.key):
-        return await _absorb(storage, consumer, session, due, counter, claim_seconds, agent_id)
 
+    def __init__(
+        self, storage: Storage, counter: TokenCounter, *, claim_seconds: float, agent_id: str | None = None
+    ) -> None:
+        self._storage = storage
+        self._counter = counter
+        self._claim_seconds = claim_seconds
+        self._agent_id = agent_id
 
-async def _absorb(
-    storage: Storage,
-    consumer: Consumer,
-    session: Session,
-    due: Due,
-    counter: TokenCounter,
-    claim_seconds: float,
-    agent_id: str | None,
-) -> Step:
-    scope = Scope(session.session_id, session.user_id or None, agent_id)
-    owner = owner_key(scope, session.sid, per_session=consumer.per_session)
-    cursor = (await storage.cursors.all(session.sid)).get(consumer.key)
-    if cursor is None:
-        return Step("nothing")
-    # The epoch before the batch: what is forgotten from now on rolls the merge back.
-    epoch = await storage.records.epoch(owner)
-    # One row more than the batch, as only the next message tells that a turn is complete; and what is held back.
-    reach = BATCH_MESSAGES + consumer.hold_back * _HELD_MESSAGES
-    rows, last = await storage.log.read(
-        session.sid, session.session_id, after=cursor.pos, limit=reach + 1, tombstones=True
-    )
-    if not last:
-        return Step("nothing", waiting=0)
-    limit = max(1, BATCH_MESSAGES >> cursor.attempts)
-    full = last - cursor.pos > reach
-    hi = plan_batch(consumer, rows, last, due, max_messages=limit, full=full, done=cursor.pos)
-    if hi is None:
-        return Step("nothing", waiting=None if full else last - cursor.pos)
-    before = await _before(storage, session, cursor.pos) if consumer.uses_model else ()
-    me = storage.ids()
-    pos = await _claim(storage, consumer, session.sid, me, claim_seconds)
-    if pos is None:
-        return Step("busy", error=BUSY)
-    if pos != cursor.pos:
-        await storage.cursors.release(session.sid, consumer.key, me)
-        return Step("again")
-    batch = Batch(
-        scope=scope,
-        owner=owner,
-        sid=session.sid,
-        lo=cursor.pos,
-        hi=hi,
-        messages=tuple(row for row in rows if row.seq <= hi),
-        before=before,
-    )
-    step = await _attempt(storage, consumer, batch, me, epoch, counter, claim_seconds, cursor.attempts)
-    return replace(step, waiting=last - hi) if step.outcome == "absorbed" and not full else step
+    async def absorb(self, consumer: Consumer, session: Session, due: Due) -> Step:
+        """Absorb the next due batch.
 
+        Args:
+            consumer: Who.
+            session: Which session.
+            due: How far.
 
-async def absorb_letter(
-    storage: Storage,
-    consumer: Consumer,
-    session: Session,
-    letter: DeadLetter,
-    *,
-    counter: TokenCounter,
-    agent_id: str | None = None,
-) -> Step:
-    """Try a dead letter again; it is gone in the transaction that absorbs its range.
+        Returns:
+            What became of it; never raises for what the block or its model does.
+        """
+        # Workers of one loop wait for each other: a flush right after a put does not find the background busy.
+        async with self._storage.cursors.turn(session.sid, consumer.key):
+            return await self._absorb(consumer, session, due)
 
-    Args:
-        storage: Where.
-        consumer: Who.
-        session: Which session.
-        letter: The range.
-        counter: Measures texts.
-        agent_id: Provenance.
-
-    Returns:
-        What became of it.
-    """
-    scope = Scope(session.session_id, session.user_id or None, agent_id)
-    owner = owner_key(scope, session.sid, per_session=consumer.per_session)
-    epoch = await storage.records.epoch(owner)
-    rows, _ = await storage.log.read(session.sid, session.session_id, after=letter.lo, until=letter.hi)
-    batch = Batch(scope, owner, session.sid, letter.lo, letter.hi, tuple(rows))
-    try:
-        reader = OwnerReader(storage.records, owner, consumer.key)
-        preparing = asyncio.wait_for(consumer.prepare(batch, reader, counter), consumer.timeout_seconds)
-        draft = await _told(consumer, batch, preparing)
-        changes = await _commit(
-            storage, consumer, owner, epoch, draft, lambda connection: storage.cursors.bury(connection, letter.id)
+    async def _absorb(self, consumer: Consumer, session: Session, due: Due) -> Step:
+        storage = self._storage
+        cursor = (await storage.cursors.all(session.sid)).get(consumer.key)
+        if cursor is None:
+            return Step("nothing")
+        scope, owner = self._whose(consumer, session)
+        # The epoch before the batch: what is forgotten from now on rolls the merge back.
+        epoch = await storage.records.epoch(owner)
+        # One row more than the batch, as only the next message tells that a turn is complete; and what is held back.
+        reach = BATCH_MESSAGES + consumer.hold_back * _HELD_MESSAGES
+        rows, last = await storage.log.read(
+            session.sid, session.session_id, after=cursor.pos, limit=reach + 1, tombstones=True
         )
-    except Exception as error:  # noqa: BLE001  # it stays a dead letter, with the newest reason in the report
-        return Step("failed", error=type(error).__name__)
-    if changes is None:
-        return Step("again")
-    _tell(consumer, batch, changes)
-    return Step("absorbed", messages=len(rows))
+        if not last:
+            return Step("nothing", waiting=0)
+        limit = max(1, BATCH_MESSAGES >> cursor.attempts)
+        full = last - cursor.pos > reach
+        hi = plan_batch(consumer, rows, last, due, max_messages=limit, full=full, done=cursor.pos)
+        if hi is None:
+            return Step("nothing", waiting=None if full else last - cursor.pos)
+        before = await self._before(session, cursor.pos) if consumer.uses_model else ()
+        claim = Claim(storage, session.sid, consumer.key, seconds=self._claim_seconds)
+        pos = await claim.take()
+        if pos is None:
+            return Step("busy", error=BUSY)
+        if pos != cursor.pos:
+            await claim.release()
+            return Step("again")
+        messages = tuple(row for row in rows if row.seq <= hi)
+        batch = Batch(scope, owner, session.sid, cursor.pos, hi, messages, before)
+        step = await self._attempt(consumer, batch, claim, epoch, cursor.attempts)
+        return replace(step, waiting=last - hi) if step.outcome == "absorbed" and not full else step
 
+    async def absorb_letter(self, consumer: Consumer, session: Session, letter: DeadLetter) -> Step:
+        """Try a dead letter again; it is gone in the transaction that absorbs its range.
 
-async def _claim(storage: Storage, consumer: Consumer, sid: int, me: str, claim_seconds: float) -> int | None:
-    now = storage.now()
-    until = now + int(claim_seconds * _SECOND)
-    claiming = asyncio.ensure_future(storage.cursors.claim(sid, consumer.key, me, now=now, until=until))
-    try:
-        return await asyncio.shield(claiming)
-    except asyncio.CancelledError:
-        # It is committed all the same; left alone it would keep others waiting until it expires.
-        await claiming
-        await storage.cursors.release(sid, consumer.key, me)
-        raise
+        Args:
+            consumer: Who.
+            session: Which session.
+            letter: The range.
 
+        Returns:
+            What became of it.
+        """
+        storage = self._storage
+        scope, owner = self._whose(consumer, session)
+        epoch = await storage.records.epoch(owner)
+        rows, _ = await storage.log.read(session.sid, session.session_id, after=letter.lo, until=letter.hi)
+        batch = Batch(scope, owner, session.sid, letter.lo, letter.hi, tuple(rows))
+        try:
+            reader = OwnerReader(storage.records, owner, consumer.key)
+            preparing = asyncio.wait_for(consumer.prepare(batch, reader, self._counter), consumer.timeout_seconds)
+            draft = await _told(consumer, batch, preparing)
+            changes = await self._commit(
+                consumer, owner, epoch, draft, lambda connection: storage.cursors.bury(connection, letter.id)
+            )
+        except Exception as error:  # noqa: BLE001  # it stays a dead letter, with the newest reason in the report
+            return Step("failed", error=type(error).__name__)
+        if changes is None:
+            return Step("again")
+        _tell(consumer, batch, changes)
+        return Step("absorbed", messages=len(rows))
 
-async def _before(storage: Storage, session: Session, pos: int) -> tuple[StoredMessage, ...]:
-    rows, _ = await storage.log.read(session.sid, session.session_id, until=pos, limit=_BEFORE_MESSAGES, newest=True)
-    return tuple(rows)
+    def _whose(self, consumer: Consumer, session: Session) -> tuple[Scope, str]:
+        scope = Scope(session.session_id, session.user_id or None, self._agent_id)
+        return scope, owner_key(scope, session.sid, per_session=consumer.per_session)
 
-
-async def _commit(
-    storage: Storage, consumer: Consumer, owner: str, epoch: int, draft: Any, fence: Callable[[Any], Awaitable[bool]]
-) -> Changes | None:
-    """Merge a draft, or move on without one, in the transaction that the fence guards."""
-    return await storage.records.commit(
-        owner,
-        consumer.key,
-        epoch=epoch,
-        fence=fence,
-        reads=Reads() if draft is None else consumer.reads(draft),
-        merge=lambda records: Changes() if draft is None else consumer.merge(draft, records),
-    )
-
-
-async def _attempt(
-    storage: Storage,
-    consumer: Consumer,
-    batch: Batch,
-    me: str,
-    epoch: int,
-    counter: TokenCounter,
-    claim_seconds: float,
-    attempts: int,
-) -> Step:
-    reader = OwnerReader(storage.records, batch.owner, consumer.key)
-    try:
-        failpoints.reach("prepare.claimed")
-        async with kept_alive(storage, consumer.key, batch.sid, me, claim_seconds):
-            draft = await _told(consumer, batch, _prepare(consumer, batch, reader, counter))
-        failpoints.reach("prepare.done")
-        changes = await _commit(
-            storage,
-            consumer,
-            batch.owner,
-            epoch,
-            draft,
-            lambda connection: storage.cursors.fence(connection, batch.sid, consumer.key, me, batch.lo, batch.hi),
+    async def _before(self, session: Session, pos: int) -> tuple[StoredMessage, ...]:
+        rows, _ = await self._storage.log.read(
+            session.sid, session.session_id, until=pos, limit=_BEFORE_MESSAGES, newest=True
         )
-    except asyncio.CancelledError:
-        await storage.cursors.release(batch.sid, consumer.key, me)
-        raise
-    except Exception as error:  # noqa: BLE001  # whatever a block or its model raises must not reach the chat
-        return await _failed(storage, consumer, batch, me, error, attempts)
-    if changes is None:
-        await storage.cursors.release(batch.sid, consumer.key, me)
-        return Step("again")
-    _tell(consumer, batch, changes)
-    return Step("absorbed", messages=len(batch.messages))
+        return tuple(rows)
+
+    async def _attempt(self, consumer: Consumer, batch: Batch, claim: Claim, epoch: int, attempts: int) -> Step:
+        reader = OwnerReader(self._storage.records, batch.owner, consumer.key)
+        try:
+            failpoints.reach("prepare.claimed")
+            async with claim.kept_alive():
+                draft = await _told(consumer, batch, _prepare(consumer, batch, reader, self._counter))
+            failpoints.reach("prepare.done")
+            changes = await self._commit(
+                consumer, batch.owner, epoch, draft, lambda connection: claim.fence(connection, batch.lo, batch.hi)
+            )
+        except asyncio.CancelledError:
+            await claim.release()
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever a block or its model raises must not reach the chat
+            return await _failed(consumer, batch, claim, error, attempts)
+        if changes is None:
+            await claim.release()
+            return Step("again")
+        _tell(consumer, batch, changes)
+        return Step("absorbed", messages=len(batch.messages))
+
+    async def _commit(
+        self, consumer: Consumer, owner: str, epoch: int, draft: Any, fence: Callable[[Any], Awaitable[bool]]
+    ) -> Changes | None:
+        """Merge a draft, or move on without one, in the transaction that the fence guards."""
+        return await self._storage.records.commit(
+            owner,
+            consumer.key,
+            epoch=epoch,
+            fence=fence,
+            reads=Reads() if draft is None else consumer.reads(draft),
+            merge=lambda records: Changes() if draft is None else consumer.merge(draft, records),
+        )
 
 
 async def _told(consumer: Consumer, batch: Batch, preparing: Awaitable[Any]) -> Any:
@@ -283,7 +232,7 @@ async def _prepare(consumer: Consumer, batch: Batch, reader: OwnerReader, counte
         raise _TooSlowError from error
 
 
-async def _failed(storage: Storage, consumer: Consumer, batch: Batch, me: str, error: Exception, attempts: int) -> Step:
+async def _failed(consumer: Consumer, batch: Batch, claim: Claim, error: Exception, attempts: int) -> Step:
     slow = isinstance(error, _TooSlowError)
     kind = "TimeoutError" if slow else type(error).__name__
     outage = not slow and is_outage(error)
@@ -293,12 +242,10 @@ async def _failed(storage: Storage, consumer: Consumer, batch: Batch, me: str, e
         not outage
         and not slow
         and attempts + 1 >= TRIES_BEFORE_PARKING
-        and await storage.cursors.park(
-            batch.sid, consumer.key, me, lo=batch.lo, hi=batch.hi, error=kind, now=storage.now()
-        )
+        and await claim.park(batch.lo, batch.hi, error=kind)
     )
     if not parked:
-        await storage.cursors.release(batch.sid, consumer.key, me, error=kind, counts=counts)
+        await claim.release(error=kind, counts=counts)
     emit(
         BlockFailed(
             session_id=batch.scope.session_id,
@@ -317,61 +264,3 @@ async def _failed(storage: Storage, consumer: Consumer, batch: Batch, me: str, e
             extra={"block": consumer.key, "session_id": batch.scope.session_id, "error": kind},
         )
     return Step("parked" if parked else "outage" if outage else "failed", error=kind)
-
-
-@contextlib.asynccontextmanager
-async def kept_alive(storage: Storage, key: str, sid: int, me: str, claim_seconds: float) -> AsyncIterator[None]:
-    """Renew a claim while what it is for takes its time.
-
-    Args:
-        storage: Where.
-        key: Of the consumer.
-        sid: Private row of the session.
-        me: Name of the attempt that claimed.
-        claim_seconds: For how long a claim holds.
-    """
-
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(claim_seconds / 3)
-            until = storage.now() + int(claim_seconds * _SECOND)
-            # The next one may succeed; if none does, the fence sees to it.
-            with contextlib.suppress(StorageError):
-                await storage.cursors.renew(sid, key, me, until=until)
-
-    renewing = asyncio.get_running_loop().create_task(renew())
-    try:
-        yield
-    finally:
-        renewing.cancel()
-        # Not `await renewing`: that would take a cancellation of this task for the one of that task.
-        await asyncio.wait([renewing])
-
-
-def is_outage(error: BaseException) -> bool:
-    """Whether a failure comes from the way to a model or store, not from the content.
-
-    Args:
-        error: What was raised; its causes are looked at as well.
-
-    Returns:
-        True for connections, time-outs and rate limits: the block waits. False: the batch is at fault.
-    """
-    return any(_is_outage(link) for link in _causes(error))
-
-
-def _is_outage(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError | TimeoutError | asyncio.TimeoutError):
-        return True
-    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
-    name = type(error).__name__.lower()
-    return status in _OUTAGE_STATUS or any(sign in name for sign in _OUTAGE_NAMES)
-
-
-def _causes(error: BaseException) -> Iterable[BaseException]:
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__

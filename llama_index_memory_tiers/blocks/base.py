@@ -16,7 +16,7 @@ from llama_index.core.utils import get_tokenizer
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 from typing_extensions import Self
 
-from llama_index_memory_tiers.blocks.absorbing import absorb
+from llama_index_memory_tiers.blocks.absorbing import Absorber
 from llama_index_memory_tiers.blocks.consumer import Due, Trigger
 from llama_index_memory_tiers.budget import Item, TokenCounter, section_text
 from llama_index_memory_tiers.checks import check_kind, checked
@@ -261,8 +261,9 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         session = await storage.log.session("", key)
         assert session is not None  # noqa: S101  # the append made it
         due = Due(to_head=True, silent_seconds=math.inf, flushed_until=session.head_seq)
+        absorber = Absorber(storage, counter, claim_seconds=_CLAIM_SECONDS)
         while True:
-            step = await absorb(storage, self, session, due, counter=counter, claim_seconds=_CLAIM_SECONDS)
+            step = await absorber.absorb(self, session, due)
             if step.outcome in {"nothing", "busy"}:
                 return
             if step.outcome in {"failed", "outage"}:

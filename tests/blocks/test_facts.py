@@ -20,7 +20,7 @@ from llama_index.core.prompts import PromptTemplate, RichPromptTemplate
 from pydantic import PrivateAttr
 
 from llama_index_memory_tiers import TieredMemory
-from llama_index_memory_tiers.blocks.absorbing import absorb
+from llama_index_memory_tiers.blocks.absorbing import Absorber
 from llama_index_memory_tiers.blocks.base import Query
 from llama_index_memory_tiers.blocks.consumer import Due
 from llama_index_memory_tiers.blocks.facts.block import FactExtractionMemoryBlock
@@ -103,7 +103,7 @@ async def put(storage, block, *messages, session="chat", user="maya", said_at=DA
 
 async def flush(storage, block, *, session="chat", user="maya"):
     found = await storage.log.session(user, session)
-    outcome = await absorb(storage, block, found, Due(to_head=True), counter=COUNTER, claim_seconds=30.0)
+    outcome = await Absorber(storage, COUNTER, claim_seconds=30.0).absorb(block, found, Due(to_head=True))
     assert outcome.outcome != "busy"
     return outcome
 

@@ -14,7 +14,6 @@ from llama_index.core.prompts import BasePromptTemplate, PromptTemplate, RichPro
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 from typing_extensions import Self
 
-from llama_index_memory_tiers.blocks.absorbing import is_outage
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.consumer import Trigger
 from llama_index_memory_tiers.blocks.desk import Holder
@@ -30,6 +29,7 @@ from llama_index_memory_tiers.blocks.facts.proposals import (
 )
 from llama_index_memory_tiers.blocks.facts.rendering import fact_item, scored, with_key, written_fact
 from llama_index_memory_tiers.blocks.facts.sameness import plain
+from llama_index_memory_tiers.blocks.outages import is_outage
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.errors import EmbeddingError, ExtractionError

@@ -10,7 +10,6 @@ from typing import Any
 
 from llama_index.core.llms import LLM
 
-from llama_index_memory_tiers.blocks.absorbing import is_outage
 from llama_index_memory_tiers.blocks.heat.filing import Filing
 from llama_index_memory_tiers.blocks.heat.pages import KIND, Page, Vector, page_terms
 from llama_index_memory_tiers.blocks.heat.promotion import (
@@ -21,6 +20,7 @@ from llama_index_memory_tiers.blocks.heat.promotion import (
     profile_record,
 )
 from llama_index_memory_tiers.blocks.heat.segments import Likeness, Probe, Segment, Volume, probe_of
+from llama_index_memory_tiers.blocks.outages import is_outage
 from llama_index_memory_tiers.errors import ModelCallsUnavailableError
 from llama_index_memory_tiers.extraction.facts import spoken
 from llama_index_memory_tiers.extraction.insight import (
