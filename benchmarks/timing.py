@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
 from llama_index.core.llms import ChatMessage
 
 Work = Callable[[], Awaitable[object]]
+Begin = Callable[[], Awaitable[Work]]
 
 
 class Cost(NamedTuple):
@@ -36,10 +38,28 @@ async def in_turn(works: Mapping[str, Work], times: int, rounds: int) -> dict[st
     Returns:
         Costs by name, one per round.
     """
-    costs: dict[str, list[Cost]] = {name: [] for name in works}
+
+    async def ready(work: Work) -> Work:
+        return work
+
+    return await in_fresh_turns({name: partial(ready, work) for name, work in works.items()}, times, rounds)
+
+
+async def in_fresh_turns(begins: Mapping[str, Begin], times: int, rounds: int) -> dict[str, list[Cost]]:
+    """Time several works in turn, each made anew for each round before the clock starts.
+
+    Args:
+        begins: What makes the work of a round, by name.
+        times: Runs of each in each round.
+        rounds: Rounds.
+
+    Returns:
+        Costs by name, one per round.
+    """
+    costs: dict[str, list[Cost]] = {name: [] for name in begins}
     for _ in range(rounds):
-        for name, work in works.items():
-            costs[name].append(await timed(work, times))
+        for name, begin in begins.items():
+            costs[name].append(await timed(await begin(), times))
     return costs
 
 
