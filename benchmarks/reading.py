@@ -25,11 +25,14 @@ async def report(directory: Path, *, quick: bool) -> str:
         Markdown.
     """
     size, times = (100, 1) if quick else (1000, 10)
+    sessions = times * ROUNDS + 1
+    path = directory / f"get-{size}.db"
+    await _fill(path, size, sessions)
     async with AsyncExitStack() as stack:
         gets = {
             "stock Memory": await _stock(directory, size, stack),
-            "TieredMemory, cold": await _cold(directory, size, times * ROUNDS, stack),
-            "TieredMemory, warm": await _warm(directory, size, stack),
+            "TieredMemory, cold": await _cold(path, size, sessions, stack),
+            "TieredMemory, warm": await _warm(path, size, stack),
         }
         costs = await in_turn(gets, times, ROUNDS)
     rows = []
@@ -40,37 +43,41 @@ async def report(directory: Path, *, quick: bool) -> str:
     return f"## Get\n\nMilliseconds of `aget` over {size} active messages.\n\n" + table(heads, rows)
 
 
-async def _fill(directory: Path, size: int, sessions: int) -> Path:
-    path = directory / f"get-{size}.db"
-    if not path.exists():
-        async with Storage(path) as storage:
-            memory = TieredMemory(storage=storage, session_id="0", token_limit=NO_FLUSH)
-            for session in range(sessions + 1):
-                said = [message(number) for number in range(size)]
-                await memory.for_session(str(session)).aput_messages(said)
-    return path
+async def _fill(path: Path, size: int, sessions: int) -> None:
+    async with Storage(path) as storage:
+        memory = TieredMemory(storage=storage, session_id="0", token_limit=NO_FLUSH)
+        for session in range(sessions):
+            await memory.for_session(str(session)).aput_messages([message(number) for number in range(size)])
 
 
-async def _cold(directory: Path, size: int, times: int, stack: AsyncExitStack) -> Work:
-    """Sessions that this process has not read yet, in an open storage; stock's engine is open as well."""
-    storage = await stack.enter_async_context(Storage(await _fill(directory, size, times)))
+async def _cold(path: Path, size: int, sessions: int, stack: AsyncExitStack) -> Work:
+    """Sessions that this storage has not read yet, each once; it is open, as stock's engine is."""
+    memory = await _ours(path, size, stack)
+    unread = iter(range(1, sessions))
+    return lambda: _get(memory.for_session(str(next(unread))), size)
+
+
+async def _warm(path: Path, size: int, stack: AsyncExitStack) -> Work:
+    memory = await _ours(path, size, stack)
+    return lambda: _get(memory, size)
+
+
+async def _ours(path: Path, size: int, stack: AsyncExitStack) -> TieredMemory:
+    """The first session in a storage of its own, read once."""
+    storage = await stack.enter_async_context(Storage(path))
     memory = TieredMemory(storage=storage, session_id="0", token_limit=NO_FLUSH)
-    await memory.aget()
-    sessions = iter(range(1, times + 1))
-    return lambda: memory.for_session(str(next(sessions))).aget()
-
-
-async def _warm(directory: Path, size: int, stack: AsyncExitStack) -> Work:
-    storage = await stack.enter_async_context(Storage(await _fill(directory, size, 0)))
-    memory = TieredMemory(storage=storage, session_id="0", token_limit=NO_FLUSH)
-    await memory.aget()
-    return memory.aget
+    await _get(memory, size)
+    return memory
 
 
 async def _stock(directory: Path, size: int, stack: AsyncExitStack) -> Work:
     uri = f"sqlite+aiosqlite:///{directory / f'stock-get-{size}.db'}"
     memory = Memory.from_defaults(session_id="s", token_limit=NO_FLUSH, async_database_uri=uri)
     await memory.aput_messages([message(number) for number in range(size)])
-    await memory.aget()
     stack.push_async_callback(memory.sql_store._async_engine.dispose)
-    return memory.aget
+    await _get(memory, size)
+    return lambda: _get(memory, size)
+
+
+async def _get(memory: Memory, size: int) -> None:
+    assert len(await memory.aget()) == size  # an empty window would be read fast
