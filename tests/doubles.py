@@ -35,6 +35,14 @@ def said(role: str, content: str) -> ChatMessage:
     return ChatMessage(role=MessageRole(role), content=content)
 
 
+def user(content: str) -> ChatMessage:
+    return said("user", content)
+
+
+def answer(content: str) -> ChatMessage:
+    return said("assistant", content)
+
+
 def turn(number: int) -> list[ChatMessage]:
     """A complete turn."""
     return [said("user", f"question {number}"), said("assistant", f"answer {number}")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from doubles import answer, user
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory.memory import BaseMemoryBlock
 
@@ -11,14 +12,6 @@ from llama_index_memory_tiers import StaticMemoryBlock, TieredMemory, VectorMemo
 from llama_index_memory_tiers.testing import HashEmbedding
 
 KEY = "sk-" + "proj-" + "a1B2" * 10
-
-
-def user(text: str) -> ChatMessage:
-    return ChatMessage(role="user", content=text)
-
-
-def answer(text: str) -> ChatMessage:
-    return ChatMessage(role="assistant", content=text)
 
 
 def printed(messages: list[ChatMessage]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import answer, user
 from llama_index.core.agent.workflow import (
     AgentStream,
     AgentWorkflow,
@@ -36,14 +37,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:is_running called from within a step:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Skipping serialization of known unserializable key"),
 ]
-
-
-def user(text: str) -> ChatMessage:
-    return ChatMessage(role=MessageRole.USER, content=text)
-
-
-def answer(text: str) -> ChatMessage:
-    return ChatMessage(role=MessageRole.ASSISTANT, content=text)
 
 
 def texts(messages: Sequence[ChatMessage]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import answer, user
 from foreign import DictStore
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock
 from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod
@@ -25,14 +26,6 @@ KEY = "sk-proj-4f9Kq2LmZx81BvNc7Tr5Wy3HsD6GjP0aQeRuIoXbM"
 
 def words(text: str) -> list[str]:
     return text.split()
-
-
-def user(text: str) -> ChatMessage:
-    return ChatMessage(role=MessageRole.USER, content=text)
-
-
-def answer(text: str) -> ChatMessage:
-    return ChatMessage(role=MessageRole.ASSISTANT, content=text)
 
 
 def texts(messages: list[ChatMessage]) -> list[str | None]:

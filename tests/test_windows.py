@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from doubles import answer, user
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
@@ -26,14 +27,6 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
-def user(text: str) -> ChatMessage:
-    return ChatMessage(role="user", content=text)
-
-
-def assistant(text: str) -> ChatMessage:
-    return ChatMessage(role="assistant", content=text)
-
-
 def texts(messages: list[Any]) -> list[str]:
     return [getattr(message, "message", message).content for message in messages]
 
@@ -44,7 +37,7 @@ def texts(messages: list[Any]) -> list[str]:
 async def test_another_tokenizer_recounts_the_window_when_it_is_read() -> None:
     async with Storage() as storage:
         one = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=words)
-        await one.aput_messages([user("four words are here"), assistant("two words")])
+        await one.aput_messages([user("four words are here"), answer("two words")])
         assert [stored.tokens for stored in await one.amessages()] == [4, 2]
 
         other = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=letters)
@@ -59,7 +52,7 @@ async def test_another_tokenizer_recounts_the_window_when_it_is_read() -> None:
 async def test_a_recount_is_made_once_and_changes_nothing_else() -> None:
     async with Storage() as storage:
         one = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=words)
-        await one.aput_messages([user("four words are here"), assistant("two words")])
+        await one.aput_messages([user("four words are here"), answer("two words")])
         other = LogWindow(storage, Scope("chat"), TokenCounter(letters))
         before = [(s.id, s.seq, s.created_at, s.message) for s in await one.amessages()]
         await other.read()
@@ -71,7 +64,7 @@ async def test_a_recount_is_made_once_and_changes_nothing_else() -> None:
 
 async def test_messages_of_a_bare_chat_store_are_counted_by_the_first_memory_that_reads_them() -> None:
     async with Storage() as storage:
-        await TieredChatStore(storage).add_messages("chat", [user("four words are here"), assistant("two words")])
+        await TieredChatStore(storage).add_messages("chat", [user("four words are here"), answer("two words")])
         memory = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=words)
         await memory.aget()
         session = await storage.log.session("", "chat")
@@ -84,7 +77,7 @@ async def test_a_larger_count_leads_to_a_flush_at_the_next_put() -> None:
         limits: dict[str, Any] = {"token_limit": 100, "chat_history_token_ratio": 0.5, "token_flush_size": 10}
         one = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=words, **limits)
         for number in range(4):
-            await one.aput_messages([user(f"question number {number}"), assistant("an answer to it")])
+            await one.aput_messages([user(f"question number {number}"), answer("an answer to it")])
         assert await one.aget_all(MessageStatus.ARCHIVED) == []
         other = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=letters, **limits)
         await other.aget()
@@ -105,7 +98,7 @@ async def test_a_new_message_beside_recounted_ones_is_added_to_the_new_sum() -> 
         await one.aput(user("four words are here"))
         other = TieredMemory(storage=storage, session_id="chat", tokenizer_fn=letters)
         await other.aget()
-        await one.aput(assistant("two words"))  # by words again
+        await one.aput(answer("two words"))  # by words again
         await other.aget()
         session = await storage.log.session("", "chat")
         assert session is not None
@@ -119,7 +112,7 @@ async def test_a_bound_on_messages_holds_within_the_turn_that_crosses_it() -> No
     async with TieredMemory(session_id="chat", window_messages=3) as memory:
         for number in range(3):
             await memory.aput(user(f"q{number}"))
-            await memory.aput(assistant(f"a{number}"))
+            await memory.aput(answer(f"a{number}"))
             assert len(await memory.amessages(MessageStatus.ACTIVE)) <= 3
         assert texts(await memory.amessages()) == ["q0", "a0", "q1", "a1", "q2", "a2"]
 
@@ -128,9 +121,9 @@ async def test_a_turn_that_grows_too_large_pushes_older_turns_out_before_it_is_c
     async with TieredMemory(
         session_id="chat", tokenizer_fn=words, token_limit=100, chat_history_token_ratio=0.2, window_messages=50
     ) as memory:
-        await memory.aput_messages([user("old question"), assistant("old answer")])
+        await memory.aput_messages([user("old question"), answer("old answer")])
         await memory.aput(user("new question"))
-        await memory.aput(assistant("word " * 30))
+        await memory.aput(answer("word " * 30))
         assert texts(await memory.amessages(MessageStatus.ARCHIVED)) == ["old question", "old answer"]
 
 
@@ -213,7 +206,7 @@ async def test_a_foreign_store_holds_the_window_and_blocks_get_what_leaves_it(
     )
     said = []
     for number in range(6):
-        turn = [user(f"question number {number}"), assistant(f"answer number {number}")]
+        turn = [user(f"question number {number}"), answer(f"answer number {number}")]
         said += texts(turn)
         await memory.aput_messages(turn)
     (key,) = await store.get_keys()
@@ -236,7 +229,7 @@ async def test_what_left_a_foreign_store_counts_as_flushed_in_our_log(
         chat_store=store, session_id="chat", user_id=user_id, memory_blocks=[VectorMemoryBlock()], **SMALL
     )
     for number in range(6):
-        await memory.aput_messages([user(f"question number {number}"), assistant(f"answer number {number}")])
+        await memory.aput_messages([user(f"question number {number}"), answer(f"answer number {number}")])
     log = memory.storage.log
     session = await log.session(user_id or "", "chat")
     assert session is not None
@@ -255,9 +248,9 @@ async def test_what_left_a_foreign_store_is_recalled(store: AsyncDBChatStore) ->
         token_limit=200,
         chat_history_token_ratio=0.1,
     )
-    await memory.aput_messages([user("my parrot is called Ozymandias"), assistant("what a name")])
+    await memory.aput_messages([user("my parrot is called Ozymandias"), answer("what a name")])
     for number in range(8):
-        await memory.aput_messages([user(f"question number {number}"), assistant(f"answer number {number}")])
+        await memory.aput_messages([user(f"question number {number}"), answer(f"answer number {number}")])
     await memory.aflush()
     assert "Ozymandias" not in str(await store.get_messages("chat"))
     context = await memory.aget("what is my parrot called?")
@@ -268,7 +261,7 @@ async def test_what_left_a_foreign_store_is_recalled(store: AsyncDBChatStore) ->
 async def test_setting_and_resetting_reach_the_foreign_store(store: AsyncDBChatStore) -> None:
     memory = TieredMemory(chat_store=store, session_id="chat")
     await memory.aput(user("before"))
-    await memory.aset([user("one"), assistant("two")])
+    await memory.aset([user("one"), answer("two")])
     assert texts(await store.get_messages("chat")) == ["one", "two"]
     await memory.areset()
     assert await store.get_messages("chat", None) == []

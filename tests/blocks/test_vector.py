@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from doubles import user
 from foreign import ListStore
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.instrumentation import get_dispatcher
@@ -27,10 +28,6 @@ from llama_index_memory_tiers.events import BlockFailed
 from llama_index_memory_tiers.testing import HashEmbedding
 
 SMALL_TALK = [f"Small talk number {number} about the weather and the garden fence." for number in range(30)]
-
-
-def user(text: str) -> ChatMessage:
-    return ChatMessage(role="user", content=text)
 
 
 async def tell(memory: TieredMemory, *texts: str, **about: Any) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import user
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
@@ -39,10 +40,6 @@ def schema() -> str:
 def make(make_storage: MakeStorage, storage_kind: str, schema: str) -> Callable[..., Storage]:
     """Storages on one database whose tables a test may spoil."""
     return lambda **arguments: make_storage(storage_kind, **{"db_schema": schema, **arguments})
-
-
-def user(words: str) -> ChatMessage:
-    return ChatMessage(role="user", content=words)
 
 
 async def run(storage: Storage, *statements: str) -> list[Any]:
