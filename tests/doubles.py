@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -305,6 +306,19 @@ async def absorb_all(memory: TieredMemory, *, most: int = 200) -> int:
             return calls
         await asyncio.sleep(0.01)
     raise AssertionError(f"still waiting after {most} flushes:\n{report}")
+
+
+_MARK = re.compile(r"mark\d{4}z")
+
+
+def mark(number: int) -> str:
+    """What stands in every text of one owner."""
+    return f"mark{number:04d}z"
+
+
+def marks_in(*values: Any) -> set[str]:
+    """Whose text stands anywhere in what was returned."""
+    return {found for value in values for found in _MARK.findall(repr(value))}
 
 
 # --- other processes ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 import pytest
-from doubles import BadContentError, RecordingBlock
+from doubles import BadContentError, RecordingBlock, mark, marks_in
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.llms import MockLLM
@@ -37,23 +37,12 @@ from llama_index_memory_tiers.errors import MemoryTiersError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.storage import IndexQuery, OwnerReader, owner_key
 
-MARK = re.compile(r"mark\d{4}z")
-
 LOOK_ALIKES = [
     "john_doe", "john-doe", "john%", "john%doe", "JOHN_DOE", "John_Doe", "john_doe ", " john_doe", "john__doe",
     "john\\_doe", "johndoe", "john.doe", "john_do", "john_doe2", "john\ndoe", "ｊohn_doe", "jöhn_doe", "jo\u0308hn_doe",
     "acme", "acme-corp", "acme corp", "ACME", "acme/", "acme/x", "acme:x", "u:acme", "s:1", "1", "01", "null", "None",
     "'", "''", '"', "%", "_", "*", "?", "[a]", "../acme", "acme\t", "a" * 300, "a" * 301,
 ]  # fmt: skip
-
-
-def mark(number: int) -> str:
-    return f"mark{number:04d}z"
-
-
-def marks_in(*values: Any) -> set[str]:
-    """Whose text stands anywhere in what was returned."""
-    return {found for value in values for found in MARK.findall(repr(value))}
 
 
 def turn(owner: int, number: int) -> list[ChatMessage]:

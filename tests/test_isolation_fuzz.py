@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import random
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from doubles import BadContentError, RecordingBlock, rows
+from doubles import BadContentError, RecordingBlock, mark, marks_in, rows
 from llama_index.core.base.llms.types import ChatMessage
 from running import SOAK
 
@@ -17,7 +16,6 @@ from llama_index_memory_tiers import ForgetFilter, Storage, TieredMemory, Vector
 from llama_index_memory_tiers.errors import ConfigurationError
 
 TENANTS = 1000 if SOAK else 200
-MARK = re.compile(r"mark\d{4}z")
 
 SEEDS = (
     "john_doe",
@@ -71,14 +69,6 @@ def tenants_of(base: TieredMemory, dice: random.Random) -> list[TieredMemory]:
             found.append(base.for_session(session, user_id=user))
             users |= {user: None} if user is not None else {}
     return found
-
-
-def mark(number: int) -> str:
-    return f"mark{number:04d}z"
-
-
-def marks_in(*values: Any) -> set[str]:
-    return {found for value in values for found in MARK.findall(repr(value))}
 
 
 class Fragile(RecordingBlock):
