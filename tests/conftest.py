@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles import unclear_parts
+from doubles import Workers, unclear_parts
 from hypothesis import HealthCheck, settings
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.instrumentation.event_handlers.base import BaseEventHandler
@@ -23,7 +23,7 @@ from pydantic import Field
 from running import SOAK, MakeStorage, PostgresServer
 
 from llama_index_memory_tiers import Storage, errors
-from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
+from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME, reindexing
 from llama_index_memory_tiers.storage.schema import build_tables
 from llama_index_memory_tiers.testing import WordLlamaEmbedding
 
@@ -218,6 +218,23 @@ async def make_storage(
 def storage(make_storage: MakeStorage, storage_kind: str) -> Storage:
     """An empty storage, once per database."""
     return make_storage(storage_kind)
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embedding again takes so few records at a time that a handful of them makes several pages."""
+    monkeypatch.setattr(reindexing, "_PAGE_RECORDS", 3)
+
+
+# --- other processes ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """Starts, kills and awaits workers; one process for all tests of a file."""
+    running = Workers()
+    yield running
+    running.close()
 
 
 # --- models ---------------------------------------------------------------------------------------------------

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from doubles import (
     NewestBlock,
     RecordingBlock,
@@ -27,13 +25,6 @@ from llama_index_memory_tiers import Storage, TieredMemory
 PROCESSES = 3
 TASKS = 50
 PUTS_PER_TASK = {"file": 2, "postgres": 40 if SOAK else 2}
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    running = Workers()
-    yield running
-    running.close()
 
 
 def address(storage: Storage) -> dict[str, str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,6 @@ from llama_index.core.llms import MockLLM
 
 from llama_index_memory_tiers import ConfigurationError, HeatMemoryBlock, Storage, TieredMemory
 from llama_index_memory_tiers.testing import ScriptedLLM
-
-
-@pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
-    async with Storage(tmp_path / "memory.db") as opened:
-        yield opened
 
 
 def quick(storage: Storage | str, llm: ScriptedLLM | None) -> TieredMemory:

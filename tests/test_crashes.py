@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from doubles import (
     RecordingBlock,
     Workers,
@@ -26,13 +25,6 @@ from llama_index_memory_tiers import Storage, TieredMemory
 KILLS = {"file": 700, "postgres": 300} if SOAK else {"file": 35, "postgres": 15}
 KILLS_PER_SESSION = 7
 CLAIM_SECONDS = 0.05
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    running = Workers()
-    yield running
-    running.close()
 
 
 async def kill_somewhere(workers: Workers, pid: int, acks: Path, puts: int, dice: random.Random) -> None:

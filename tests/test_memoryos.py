@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from llama_index_memory_tiers import ConfigurationError, HeatMemoryBlock, Storag
 SICK = {"user_input": "My cat Tom is sick.", "agent_response": "Call the vet.", "timestamp": "2025-07-01 10:00:00"}
 FOOD = {"user_input": "What does he eat?", "agent_response": "Wet food.", "timestamp": "2025-07-01 10:05:00"}
 NEW = {"user_input": "Thanks!", "agent_response": "You are welcome.", "timestamp": "2025-07-02 08:00:00"}
-
-
-@pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
-    async with Storage(tmp_path / "memory.db") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -71,12 +71,6 @@ def condensed(*pairs):
     return "\n".join(json.dumps({"fact": text, "from": numbers}, ensure_ascii=False) for text, numbers in pairs)
 
 
-@pytest.fixture
-async def storage(tmp_path):
-    async with Storage(tmp_path / "memory.db") as opened:
-        yield opened
-
-
 def block(*answers, llm=None, **fields):
     return FactExtractionMemoryBlock(llm=llm or Scripted(*answers), **fields)
 

@@ -13,7 +13,7 @@ from llama_index_memory_tiers import HeatMemoryBlock, Storage, TieredMemory, Vec
 from llama_index_memory_tiers.blocks.heat.calibration import unit
 from llama_index_memory_tiers.blocks.heat.library import Library, library_of
 from llama_index_memory_tiers.blocks.heat.segments import Segment, read_segment
-from llama_index_memory_tiers.storage import IndexQuery, codec, reindexing
+from llama_index_memory_tiers.storage import IndexQuery, codec
 from llama_index_memory_tiers.testing import HashEmbedding
 
 CAT, TRAIN, SOUP = TOPICS["cat"], TOPICS["train"], TOPICS["soup"]
@@ -22,12 +22,8 @@ PULSES = ("Would a chickpea curry taste nice?", "Chickpea curry with rice, beans
 ASKED = "Which nourishment did the animal doctor suggest for the kitten?"
 
 
+pytestmark = pytest.mark.usefixtures("small_pages")
 everywhere = pytest.mark.parametrize("storage", ["file", "postgres"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reindexing, "_PAGE_RECORDS", 3)
 
 
 def kept(model: BaseEmbedding | None, **fields: Any) -> HeatMemoryBlock:

@@ -27,11 +27,13 @@ from llama_index_memory_tiers import EpisodicMemoryBlock, Storage, TieredMemory,
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, EmbeddingMismatchError
 from llama_index_memory_tiers.events import EmbeddingMismatch, dispatcher
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads
-from llama_index_memory_tiers.storage import IndexQuery, reindexing
+from llama_index_memory_tiers.storage import IndexQuery
 from llama_index_memory_tiers.storage.index import encode_vector
 from llama_index_memory_tiers.storage.schema import UNFINISHED
 from llama_index_memory_tiers.testing import HashEmbedding
 from llama_index_memory_tiers.text import analyse
+
+pytestmark = pytest.mark.usefixtures("small_pages")
 
 MakeStorage = Callable[..., Storage]
 OWNER = "u:ann"
@@ -63,11 +65,6 @@ class Counting(BaseEmbedding):
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         return self._get_query_embedding(query)
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reindexing, "_PAGE_RECORDS", 3)
 
 
 @pytest.fixture
