@@ -794,6 +794,16 @@ def shown_facts(rendered: str) -> list[str]:
     return re.findall(r"<fact[^>]*>(.*?)</fact>", rendered, re.DOTALL)
 
 
+async def noted(kind: str, reply: str) -> list[str]:
+    """What a block shows after one message, of which the model said this."""
+    block = fact_block(kind, [reply])
+    await block.aput([say("user", "I live in Porto.")], session_id="s")
+    found = shown_facts(await block.aget([say("user", "Where?")], session_id="s"))
+    if kind == "ours":
+        await block.aclose()
+    return found
+
+
 @both
 async def test_facts_survive_a_restart_and_belong_to_their_user(bench: Bench, kind: str) -> None:
     """Stock keeps facts in the object: gone with the process, and shared by all sessions that use it."""
@@ -859,22 +869,13 @@ async def test_the_same_fact_in_other_letters_is_one_fact(kind: str) -> None:
     ],
 )
 async def test_answers_are_read_as_models_write_them(kind: str, reply: str) -> None:
-    block = fact_block(kind, [reply])
-    await block.aput([say("user", "I live in Porto.")], session_id="s")
-    found = shown_facts(await block.aget([say("user", "Where?")], session_id="s"))
-    assert (found == ["Maya lives in Porto."]) == (kind == "ours")
-    if kind == "ours":
-        await block.aclose()
+    assert (await noted(kind, reply) == ["Maya lives in Porto."]) == (kind == "ours")
 
 
 @both
 async def test_the_prompts_own_example_is_no_fact(kind: str) -> None:
-    block = fact_block(kind, [facts("Specific fact 1", "Maya lives in Porto.")])
-    await block.aput([say("user", "I live in Porto.")], session_id="s")
-    found = shown_facts(await block.aget([say("user", "Where?")], session_id="s"))
+    found = await noted(kind, facts("Specific fact 1", "Maya lives in Porto."))
     assert (found == ["Maya lives in Porto."]) == (kind == "ours")
-    if kind == "ours":
-        await block.aclose()
 
 
 @both
