@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from doubles import absorb_all, said, turn
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from running import MakeStorage
 
 from llama_index_memory_tiers import (
     ConfigurationError,
@@ -49,7 +50,6 @@ from llama_index_memory_tiers.provenance import Provenance, SourceView
 from llama_index_memory_tiers.records import Departure
 from llama_index_memory_tiers.testing import HashEmbedding, ScriptedLLM
 
-MakeStorage = Callable[..., Storage]
 EVIL = "<script>alert(1)</script> [bold red]x[/] \x1b[31mred\x1b[0m & \u202egnp"
 NOW = datetime(2026, 3, 2, tzinfo=timezone.utc)
 

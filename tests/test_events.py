@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index_instrumentation.dispatcher import Dispatcher
 from pydantic import PrivateAttr
+from running import MakeStorage
 
 from llama_index_memory_tiers import (
     ByAge,
@@ -37,7 +38,6 @@ from llama_index_memory_tiers.extraction.calling import ask
 from llama_index_memory_tiers.instruments import acting, include_texts, listening, span, watching
 from llama_index_memory_tiers.testing import ScriptedLLM
 
-MakeStorage = Callable[..., Storage]
 ROOT = Path(__file__).parent.parent
 
 

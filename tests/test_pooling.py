@@ -9,13 +9,13 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from doubles import RecordingBlock, absorb_all, assert_in_order, assert_once, said, told, turn
-from running import PostgresServer
+from running import MakeStorage, PostgresServer
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -24,7 +24,6 @@ from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock
 
 PGBOUNCER = shutil.which("pgbouncer")
 SERVER_CONNECTIONS = 2
-MakeStorage = Callable[..., Storage]
 
 
 def engine_for(uri: str) -> AsyncEngine:

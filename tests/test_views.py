@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
+from running import MakeStorage
 
 from llama_index_memory_tiers import (
     ConfigurationError,
@@ -31,8 +32,6 @@ from llama_index_memory_tiers.testing import ScriptedFunctionCallingLLM
 from llama_index_memory_tiers.testing.models import ToolCall
 from llama_index_memory_tiers.views import is_news, reaches
 from tests.doubles import said
-
-MakeStorage = Callable[..., Storage]
 
 
 class WriteDesign:

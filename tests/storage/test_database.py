@@ -10,12 +10,13 @@ import sqlite3
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiosqlite
 import pytest
+from running import MakeStorage
 from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -32,7 +33,6 @@ from llama_index_memory_tiers.errors import (
 from llama_index_memory_tiers.storage import Entry, sqlite
 from llama_index_memory_tiers.storage import database as database_module
 
-MakeStorage = Callable[..., Storage]
 SECRET = "hunter2-Zq9"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from llama_index.core.memory.memory_blocks.fact import FactExtractionMemoryBlock
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from llama_index.core.vector_stores.simple import SimpleVectorStore
 from pydantic import Field
+from running import MakeStorage
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -32,7 +32,6 @@ from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
 from llama_index_memory_tiers.storage.schema import build_tables
 from llama_index_memory_tiers.testing import HashEmbedding, ScriptedLLM
 
-MakeStorage = Callable[..., Storage]
 SECRET = "quetzalcoatlus"
 TABLES = [table.name.removeprefix("x_") for table in build_tables("x").metadata.sorted_tables]
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.storage.chat_store.base_db import MessageStatus
+from running import MakeStorage
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -23,8 +24,6 @@ from llama_index_memory_tiers.storage import Entry, codec
 from llama_index_memory_tiers.storage import database as database_module
 from llama_index_memory_tiers.storage.alignment import Alignment, LogRow, plan_alignment
 from llama_index_memory_tiers.storage.rows import ACTIVE, ARCHIVED, GONE
-
-MakeStorage = Callable[..., Storage]
 
 
 def entry(words: str, *, tokens: int = 1, uid: str | None = None, role: str = "user", created_at: int = 1) -> Entry:

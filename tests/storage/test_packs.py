@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from running import MakeStorage
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,7 +18,6 @@ from llama_index_memory_tiers.storage import Entry, IndexQuery, catch_up
 from llama_index_memory_tiers.storage import packs as packs_module
 from llama_index_memory_tiers.text import analyse
 
-MakeStorage = Callable[..., Storage]
 NOW = datetime(2026, 5, 1, tzinfo=timezone.utc)
 OWNER = "u:ann"
 

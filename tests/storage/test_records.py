@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from running import MakeStorage
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import Storage
@@ -20,7 +21,6 @@ from llama_index_memory_tiers.storage import rows as rows_module
 from llama_index_memory_tiers.storage.rows import GONE
 from llama_index_memory_tiers.text import analyse
 
-MakeStorage = Callable[..., Storage]
 NOW = datetime(2026, 5, 1, tzinfo=timezone.utc)
 OWNER = "u:ann"
 

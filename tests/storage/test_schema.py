@@ -18,6 +18,7 @@ from doubles import user
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
+from running import MakeStorage
 from sqlalchemy import inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,7 +28,6 @@ from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
 from llama_index_memory_tiers.storage.schema import VERSION, migrate
 
-MakeStorage = Callable[..., Storage]
 VERSIONS = [(number,) for number in range(1, VERSION + 1)]
 
 

@@ -15,6 +15,7 @@ from doubles import RecordingBlock, absorb_all, refuse_content, rows, said, turn
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock, ToolCallBlock
+from running import MakeStorage
 
 from llama_index_memory_tiers import Storage, TieredMemory, TransferReport, VectorMemoryBlock
 from llama_index_memory_tiers.errors import ConfigurationError
@@ -23,7 +24,6 @@ from llama_index_memory_tiers.storage import DEFAULT_TABLE_NAME
 from llama_index_memory_tiers.storage.schema import build_tables
 from llama_index_memory_tiers.testing import HashEmbedding
 
-MakeStorage = Callable[..., Storage]
 OTHER = {"file": "postgres", "postgres": "file"}
 KEPT = ("sessions", "messages", "cursors", "dead", "records", "record_sources", "embeddings", "terms", "visits")
 
