@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles import Workers, unclear_parts
+from doubles import Workers, hearing, unclear_parts
 from hypothesis import HealthCheck, settings
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.instrumentation.event_handlers.base import BaseEventHandler
-from llama_index_instrumentation import get_dispatcher
-from pydantic import Field
+from llama_index_instrumentation.base import BaseEvent
 from running import SOAK, MakeStorage, PostgresServer
 
 from llama_index_memory_tiers import Storage, errors
@@ -246,21 +244,8 @@ def wordllama_model() -> BaseEmbedding:
     return WordLlamaEmbedding()
 
 
-class _Handler(BaseEventHandler):
-    seen: list[Any] = Field(default_factory=list)
-
-    @classmethod
-    def class_name(cls) -> str:
-        return "Handler"
-
-    def handle(self, event: Any, **_: Any) -> None:
-        self.seen.append(event)
-
-
 @pytest.fixture
 def events() -> Iterator[list[Any]]:
     """Every event of ours, as it comes."""
-    dispatcher, handler = get_dispatcher("llama_index_memory_tiers"), _Handler()
-    dispatcher.add_event_handler(handler)
-    yield handler.seen
-    dispatcher.event_handlers.remove(handler)
+    with hearing(BaseEvent) as heard:
+        yield heard

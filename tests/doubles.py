@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -19,12 +20,15 @@ from typing import Any, ClassVar
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory.memory import BaseMemoryBlock
+from llama_index_instrumentation.base import BaseEvent
+from llama_index_instrumentation.event_handlers import BaseEventHandler
 from pydantic import Field
 from sqlalchemy import text
 
 from llama_index_memory_tiers import Storage, TieredMemory, TieredMemoryBlock
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.errors import MemoryTiersError
+from llama_index_memory_tiers.events import dispatcher
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Reads, Record
 from llama_index_memory_tiers.storage import OwnerReader
 
@@ -319,6 +323,34 @@ def mark(number: int) -> str:
 def marks_in(*values: Any) -> set[str]:
     """Whose text stands anywhere in what was returned."""
     return {found for value in values for found in _MARK.findall(repr(value))}
+
+
+class _Handler(BaseEventHandler):
+    hear: Callable[[BaseEvent], None]
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "Handler"
+
+    def handle(self, event: BaseEvent, **_: Any) -> None:
+        self.hear(event)
+
+
+@contextlib.contextmanager
+def hearing(kind: type[BaseEvent], read: Callable[[Any], Any] = lambda event: event) -> Iterator[list[Any]]:
+    """Every event of ours of a kind, as it comes.
+
+    Args:
+        kind: Which.
+        read: What is kept of each; default: all of it.
+    """
+    found: list[Any] = []
+    handler = _Handler(hear=lambda event: found.append(read(event)) if isinstance(event, kind) else None)
+    dispatcher.add_event_handler(handler)
+    try:
+        yield found
+    finally:
+        dispatcher.event_handlers.remove(handler)
 
 
 # --- other processes ------------------------------------------------------------------------------------------

@@ -7,12 +7,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from doubles import user
+from doubles import hearing, user
 from foreign import ListStore
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
@@ -337,17 +334,8 @@ class Wider(HashEmbedding):
 
 @pytest.fixture
 def failures() -> Iterator[list[str]]:
-    class Handler(BaseEventHandler):
-        def handle(self, event: BaseEvent, **_: Any) -> None:
-            if isinstance(event, BlockFailed):
-                seen.append(event.error)
-
-    seen: list[str] = []
-    handler = Handler()
-    dispatcher = get_dispatcher()
-    dispatcher.add_event_handler(handler)
-    yield seen
-    dispatcher.event_handlers.remove(handler)
+    with hearing(BlockFailed, lambda event: event.error) as errors:
+        yield errors
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])

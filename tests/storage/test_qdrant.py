@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles import said
-from llama_index_instrumentation.base import BaseEvent
-from llama_index_instrumentation.event_handlers import BaseEventHandler
+from doubles import hearing, said
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
-from running import SOAK
+from running import SOAK, MakeStorage
 from sqlalchemy import select
 
 from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock, failpoints
 from llama_index_memory_tiers.errors import ConfigurationError
-from llama_index_memory_tiers.events import IndexDegraded, dispatcher
+from llama_index_memory_tiers.events import IndexDegraded
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads
 from llama_index_memory_tiers.storage import Hit, IndexQuery
 from llama_index_memory_tiers.storage import keeper as keeper_module
@@ -31,7 +29,6 @@ from llama_index_memory_tiers.text import message_terms
 
 pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
 
-MakeStorage = Callable[..., Storage]
 NOW = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
 OWNER, MODEL, SIZE = "u:ann", "m", 8
 WORDS = ["tea", "coffee", "dog", "cat", "paris", "tokyo", "piano", "bike", "猫", "茶"]
@@ -55,17 +52,8 @@ async def client() -> AsyncIterator[AsyncQdrantClient]:
 
 @pytest.fixture
 def degraded() -> Iterator[list[str]]:
-    found: list[str] = []
-
-    class Handler(BaseEventHandler):
-        def handle(self, event: BaseEvent, **_: Any) -> None:
-            if isinstance(event, IndexDegraded):
-                found.append(event.error)
-
-    handler = Handler()
-    dispatcher.event_handlers.append(handler)
-    yield found
-    dispatcher.event_handlers.remove(handler)
+    with hearing(IndexDegraded, lambda event: event.error) as errors:
+        yield errors
 
 
 class Failing:
@@ -537,6 +525,13 @@ def remembering(storage: Storage) -> TieredMemory:
     return TieredMemory(storage=storage, user_id="ann", session_id="s", memory_blocks=blocks, delivery="inline")
 
 
+async def told_of_the_parrot(storage: Storage) -> TieredMemory:
+    memory = remembering(storage)
+    await memory.aput_messages([said("user", "The parrot is called Io."), said("assistant", "Nice.")])
+    await memory.aflush()
+    return memory
+
+
 async def test_who_speaks_is_known_without_the_owner_index_and_dropped_with_the_owner(
     client: AsyncQdrantClient,
 ) -> None:
@@ -590,9 +585,7 @@ async def test_the_chat_goes_on_while_the_server_is_away(
     monkeypatch.setattr(keeper_module, "_PAUSE_SECONDS", 0.0)
     index = Failing(QdrantIndex(client))
     async with Storage(vectors=index) as storage:
-        memory = remembering(storage)
-        await memory.aput_messages([said("user", "The parrot is called Io."), said("assistant", "Nice.")])
-        await memory.aflush()
+        memory = await told_of_the_parrot(storage)
         await storage.sync_index()
         degraded.clear()
         assert "Io" in (await memory.arecall("parrot"))[0].text
@@ -653,9 +646,7 @@ async def test_an_index_that_is_far_behind_does_not_answer(
 
 async def test_forgetting_deletes_points_and_proves_it(client: AsyncQdrantClient) -> None:
     async with Storage(vectors=client) as storage:
-        memory = remembering(storage)
-        await memory.aput_messages([said("user", "The parrot is called Io."), said("assistant", "Nice.")])
-        await memory.aflush()
+        memory = await told_of_the_parrot(storage)
         await storage.sync_index()
         assert len(await points(storage, client)) == 2
         receipt = await memory.aforget(scope="user")
@@ -671,9 +662,7 @@ async def test_what_cannot_be_deleted_now_is_pending_and_deleted_later(
     monkeypatch.setattr(keeper_module, "_PAUSE_SECONDS", 0.0)
     index = Failing(QdrantIndex(client))
     async with Storage(vectors=index) as storage:
-        memory = remembering(storage)
-        await memory.aput_messages([said("user", "The parrot is called Io."), said("assistant", "Nice.")])
-        await memory.aflush()
+        memory = await told_of_the_parrot(storage)
         await storage.sync_index()
         index.left = 0
         receipt = await memory.aforget(scope="user")
@@ -690,9 +679,7 @@ async def test_a_process_without_the_index_says_that_points_may_be_left(
     make_storage: MakeStorage, storage_kind: str, client: AsyncQdrantClient
 ) -> None:
     without, storage = make_storage(storage_kind), make_storage(storage_kind, vectors=client)
-    memory = remembering(without)
-    await memory.aput_messages([said("user", "The parrot is called Io."), said("assistant", "Nice.")])
-    await memory.aflush()
+    memory = await told_of_the_parrot(without)
     await storage.sync_index()
     assert (await memory.aforget(scope="user")).pending == ("index points",)
     await storage.sync_index()
@@ -703,9 +690,7 @@ async def test_a_process_without_the_index_says_that_points_may_be_left(
 
 async def test_what_is_forgotten_on_its_way_does_not_stay(client: AsyncQdrantClient) -> None:
     async with Storage() as storage:
-        memory = remembering(storage)
-        await memory.aput_messages([said("user", "The parrot is called Io."), said("assistant", "Nice.")])
-        await memory.aflush()
+        memory = await told_of_the_parrot(storage)
 
         class Slow(QdrantIndex):
             async def put(self, space: Space, points: Sequence[Any]) -> None:
@@ -721,9 +706,7 @@ async def test_what_is_forgotten_on_its_way_does_not_stay(client: AsyncQdrantCli
 
 async def test_points_hold_no_text(client: AsyncQdrantClient) -> None:
     async with Storage(vectors=client) as storage:
-        memory = remembering(storage)
-        await memory.aput_messages([said("user", "The parrot is called Io."), said("assistant", "Nice.")])
-        await memory.aflush()
+        memory = await told_of_the_parrot(storage)
         await storage.sync_index()
         (payloads,) = [[point.payload for point in await points(storage, client)]]
         assert "parrot" not in str(payloads)

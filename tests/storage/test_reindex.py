@@ -9,23 +9,22 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles import said
+from doubles import hearing, said
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index_instrumentation.base import BaseEvent
-from llama_index_instrumentation.event_handlers import BaseEventHandler
 from pydantic import PrivateAttr
+from running import MakeStorage
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import EpisodicMemoryBlock, Storage, TieredMemory, VectorMemoryBlock, failpoints
 from llama_index_memory_tiers.errors import ConfigurationError, EmbeddingError, EmbeddingMismatchError
-from llama_index_memory_tiers.events import EmbeddingMismatch, dispatcher
+from llama_index_memory_tiers.events import EmbeddingMismatch
 from llama_index_memory_tiers.records import Changes, NewRecord, Reads
 from llama_index_memory_tiers.storage import IndexQuery
 from llama_index_memory_tiers.storage.index import encode_vector
@@ -35,7 +34,6 @@ from llama_index_memory_tiers.text import analyse
 
 pytestmark = pytest.mark.usefixtures("small_pages")
 
-MakeStorage = Callable[..., Storage]
 OWNER = "u:ann"
 
 
@@ -69,17 +67,8 @@ class Counting(BaseEmbedding):
 
 @pytest.fixture
 def mismatches() -> Iterator[list[EmbeddingMismatch]]:
-    found: list[EmbeddingMismatch] = []
-
-    class Handler(BaseEventHandler):
-        def handle(self, event: BaseEvent, **_: Any) -> None:
-            if isinstance(event, EmbeddingMismatch):
-                found.append(event)
-
-    handler = Handler()
-    dispatcher.event_handlers.append(handler)
-    yield found
-    dispatcher.event_handlers.remove(handler)
+    with hearing(EmbeddingMismatch) as found:
+        yield found
 
 
 def remembering(storage: Storage, model: BaseEmbedding | None, **fields: Any) -> TieredMemory:
