@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_tiers.board import MessageBoard
 from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.records import Cause, StoredMessage, cause_name
+from llama_index_memory_tiers.roles import ANSWERING_ROLES, RESULT_ROLES, answered_by, calls_of
 from llama_index_memory_tiers.storage import codec
 
 
@@ -70,27 +71,26 @@ async def attributed(
     if session is None:
         return
     named = {agent: cause_name(cause) for agent, cause in (causes or {}).items()}
+    texts = {_redacted(text, board): agent for text, agent in heard.texts.items()}
     metas: dict[int, str | None] = {}
     for stored in await board.latest():
         if stored.seq > before and not stored.meta.sent_from:
-            told = _told(stored, heard, named, board)
+            told = _told(stored, heard, texts, named)
             if told is not None:
                 metas[stored.seq] = told
     await board.storage.log.describe(session.sid, metas)
 
 
-def _told(stored: StoredMessage, heard: _Heard, causes: Mapping[str, str], board: MessageBoard) -> str | None:
+def _told(stored: StoredMessage, heard: _Heard, texts: Mapping[str, str], causes: Mapping[str, str]) -> str | None:
     """The metadata of a message with what was heard of it; `None` when nothing was."""
     message = stored.message
-    if stored.role == MessageRole.TOOL:
-        call = str(message.additional_kwargs.get("tool_call_id", ""))
-        tool = heard.tools.get(call)
+    if stored.role in RESULT_ROLES:
+        tool = heard.tools.get(answered_by(message))
         return None if tool is None else codec.encode_meta(replace(stored.meta, cause_by=tool))
-    if stored.role != MessageRole.ASSISTANT:
+    if stored.role not in ANSWERING_ROLES:
         return None
-    calls = [block.tool_call_id or "" for block in message.blocks if isinstance(block, ToolCallBlock)]
-    texts = {_redacted(text, board): agent for text, agent in heard.texts.items()}
-    agent = next((heard.calls[call] for call in calls if call in heard.calls), None) or texts.get(stored.text)
+    calls = calls_of(message)
+    agent = next((heard.calls[call.id] for call in calls if call.id in heard.calls), None) or texts.get(stored.text)
     if agent is None:
         return None
     return codec.encode_meta(replace(stored.meta, sent_from=agent, cause_by="" if calls else causes.get(agent, "")))

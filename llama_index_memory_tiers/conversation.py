@@ -12,6 +12,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.extraction.models import llm_of_settings
+from llama_index_memory_tiers.roles import SYSTEM_ROLES
 
 
 class Remembering(Protocol):
@@ -84,7 +85,7 @@ async def respond(memory: Remembering, llm: LLM, user_message: str, instructions
 def _instructed(context: list[ChatMessage], instructions: str) -> list[ChatMessage]:
     if not instructions.strip():
         return context
-    if context and context[0].role == MessageRole.SYSTEM:
-        first = ChatMessage(role=MessageRole.SYSTEM, content=f"{context[0].content or ''}\n\n{instructions}")
+    if context and context[0].role in SYSTEM_ROLES:
+        first = ChatMessage(role=context[0].role, content=f"{context[0].content or ''}\n\n{instructions}")
         return [first, *context[1:]]
     return [ChatMessage(role=MessageRole.SYSTEM, content=instructions), *context]

@@ -159,7 +159,7 @@ class Delivery:
             self._cut.add(key)
 
     async def _run(self, key: Key, worker: _Worker) -> None:
-        while True:
+        while not self._closed:
             async with self._lane.turn():
                 worker.again.clear()
                 await self.deliver(key, silent_seconds=worker.silent_seconds, without=self._rests.of(key))
@@ -234,6 +234,8 @@ class Delivery:
     async def _drain(self, user_id: str) -> None:
         now = self._storage.now()
         for session in await self._storage.log.behind(user_id, self.keys):
+            if self._closed:
+                return
             silent_seconds = max(0.0, (now - session.last_put_at) / 1e6)
             key = (user_id, session.session_id)
             async with self._lane.turn():
@@ -391,5 +393,4 @@ class Delivery:
         for task in self._tasks.difference(mine):
             if not task.get_loop().is_closed():
                 task.get_loop().call_soon_threadsafe(task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*mine, return_exceptions=True)
+        await asyncio.gather(*mine, return_exceptions=True)

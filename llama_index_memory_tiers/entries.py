@@ -18,11 +18,12 @@ from llama_index_memory_tiers.moments import checked_time, to_microseconds
 from llama_index_memory_tiers.records import Cause, MessageMeta, cause_name
 from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.rendering import strip_recalled
+from llama_index_memory_tiers.roles import SYSTEM_ROLES
 from llama_index_memory_tiers.storage import Entry, Storage, codec
 
 # Longer messages are worked on in a thread: 100 000 characters take about 20 ms to redact, count and write.
 _THREAD_CHARACTERS = 100_000
-_RECALLING_ROLES = frozenset({MessageRole.SYSTEM, MessageRole.DEVELOPER, MessageRole.USER})
+_RECALLING_ROLES = frozenset({MessageRole.USER, *SYSTEM_ROLES})
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -92,7 +91,12 @@ class Forgetter:
         entries = []
         for block in self._ours:
             owners = await self._owners(selection, scope, per_session=block.per_session)
-            found = [count for owner in owners if (count := await block.mentions(owner, text)) is not None]
+            try:
+                found = [count for owner in owners if (count := await block.mentions(owner, text)) is not None]
+            except Exception as error:  # noqa: BLE001  # a disk of the user's: the rest is forgotten all the same
+                _logger.warning("not looked into", extra={"block": block.key, "error": type(error).__name__})
+                entries.append(ForgetEntry(block.name, 0, None, type(error).__name__))
+                continue
             if found:
                 entries.append(ForgetEntry(block.name, 0, sum(found)))
         return entries
@@ -138,9 +142,12 @@ class Forgetter:
         task.add_done_callback(self._telling.discard)
 
     async def _tell_all(self) -> None:
-        with contextlib.suppress(StorageError):
+        try:
             for key in self._tellable:
                 await self._tell(key)
+        except StorageError as error:
+            _logger.warning("forgetting stays pending", extra={"error": type(error).__name__})
+            self._asked = False
 
     async def aclose(self) -> None:
         """Wait for what is being told on this loop."""

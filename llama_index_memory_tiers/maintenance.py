@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
@@ -126,5 +125,4 @@ class Upkeep:
         mine = [task for task in self._tasks if task.get_loop() is asyncio.get_running_loop()]
         for task in mine:
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*mine, return_exceptions=True)
+        await asyncio.gather(*mine, return_exceptions=True)

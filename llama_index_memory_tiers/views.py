@@ -196,8 +196,8 @@ class Observation:
             return []
         try:
             return await self._claim(session.sid, session.session_id)
-        except BaseException:
-            await self._stack.aclose()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
             raise
 
     async def _claim(self, sid: int, session_id: str) -> list[StoredMessage]:

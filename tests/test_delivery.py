@@ -94,6 +94,14 @@ async def test_a_turn_is_complete_whatever_the_answering_role_is_called(make: Ma
     assert block.batches == [["question", "answer"]]
 
 
+async def test_instructions_before_the_first_question_are_no_turn(make: Make) -> None:
+    block = RecordingBlock()
+    memory = make(block)
+    await memory.aput(said("developer", "be brief"))
+    await memory.aput(said("user", "question"))
+    assert block.batches == []
+
+
 async def test_an_unanswered_turn_is_complete_when_the_next_one_begins(make: Make) -> None:
     block = RecordingBlock()
     memory = make(block)
@@ -513,6 +521,21 @@ async def test_a_dead_letter_that_succeeds_later_is_absorbed_once_and_gone(make:
     assert_once((await told(memory.storage)).texts, ["poison", "question 0", "answer 0"])
 
 
+async def test_a_dead_letter_is_read_with_what_was_said_before_it(make: Make) -> None:
+    before: list[list[str]] = []
+
+    def note(batch: Batch) -> None:
+        before.append([stored.text for stored in batch.before])
+
+    block = ModelRecordingBlock(on_prepare=refuse_content("poison"))
+    memory = make(block)
+    await memory.aput_messages(turn(0))
+    await parked(memory)
+    block.on_prepare = note
+    await memory.areplay()
+    assert before == [["question 0", "answer 0"]]
+
+
 async def test_a_dead_letter_that_fails_again_stays(make: Make) -> None:
     memory = make(RecordingBlock(on_prepare=refuse_content("poison")))
     letter = await parked(memory)
@@ -630,6 +653,44 @@ async def test_closing_at_any_moment_leaves_no_claim_behind(make: Make, steps: i
         await asyncio.sleep(0.0003)
     await memory.aclose()
     assert await rows(memory.storage, "SELECT 1 FROM {t}_cursors WHERE claim IS NOT NULL") == []
+
+
+@pytest.mark.parametrize("what", ["delivery", "upkeep"])
+async def test_a_close_that_is_cancelled_says_so(make: Make, what: str) -> None:
+    memory = make(RecordingBlock())
+    ending = asyncio.Event()
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.shield(ending.wait())
+
+    part = getattr(memory._shared, what)
+    part._tasks.add(task := asyncio.ensure_future(slow_to_end()))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(part.aclose())
+    await asyncio.sleep(0.01)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    ending.set()
+    await asyncio.wait([task])
+
+
+async def test_a_memory_whose_last_flush_fails_is_closed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = TieredMemory(session_id="s", storage=tmp_path / "memory.db", memory_blocks=[RecordingBlock()])
+    await memory.aput_messages(turn(0))
+
+    async def unavailable(*_: object, **__: object) -> None:
+        raise StorageUnavailableError("The database did not answer.", allowed="It answers.", remedy="Wait for it.")
+
+    monkeypatch.setattr(memory.storage.log, "session", unavailable)
+    with pytest.raises(StorageUnavailableError):
+        await memory.aclose(flush=True)
+    assert memory.storage.closed
 
 
 # --- cancellation, closed loops, restarts ---------------------------------------------------------------------

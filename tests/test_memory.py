@@ -351,6 +351,16 @@ async def test_explain_names_a_block_that_failed() -> None:
     await memory.aclose()
 
 
+async def test_explain_leaves_free_what_is_spoken_for_as_a_get_does() -> None:
+    memory = TieredMemory(session_id="s", token_limit=100, tokenizer_fn=words)
+    await chat(memory, 3, size=10)
+    report = await memory.aexplain(initial_token_count=70)
+    assert report.limit == 30
+    assert texts(list(report.messages)) == texts(await memory.aget(initial_token_count=70))
+    assert await asyncio.to_thread(lambda: memory.explain(initial_token_count=70).limit) == 30
+    await memory.aclose()
+
+
 async def test_explain_names_a_block_that_could_not_absorb() -> None:
     down = True
 

@@ -317,6 +317,22 @@ async def test_an_observation_cancelled_while_it_claims_leaves_no_claim(
     assert texts(await memory.view("ann").observe()) == ["a"]
 
 
+async def test_an_observation_that_cannot_read_its_messages_leaves_no_claim(
+    one_file: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = team(one_file)
+    await memory.aput(said("user", "a"), send_to="ann")
+
+    async def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a disk error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one_file.log, "read", broken)
+        with pytest.raises(RuntimeError, match="a disk error"):
+            await memory.view("ann").observe()
+    assert texts(await memory.view("ann").observe()) == ["a"]
+
+
 async def test_two_workers_of_one_role_handle_each_message_once(make_storage: MakeStorage, storage_kind: str) -> None:
     memories = [team(make_storage(storage_kind)) for _ in range(3)]
     for number in range(6):

@@ -108,7 +108,7 @@ class Absorber:
         hi = plan_batch(consumer, rows, last, due, max_messages=limit, full=full, done=cursor.pos)
         if hi is None:
             return Step("nothing", waiting=None if full else last - cursor.pos)
-        before = await self._before(session, cursor.pos) if consumer.uses_model else ()
+        before = await self._before(consumer, session, cursor.pos)
         claim = Claim(storage, session.sid, consumer.key, seconds=self._claim_seconds)
         pos = await claim.take()
         if pos is None:
@@ -136,7 +136,8 @@ class Absorber:
         scope, owner = self._whose(consumer, session)
         epoch = await storage.records.epoch(owner)
         rows, _ = await storage.log.read(session.sid, session.session_id, after=letter.lo, until=letter.hi)
-        batch = Batch(scope, owner, session.sid, letter.lo, letter.hi, tuple(rows))
+        before = await self._before(consumer, session, letter.lo)
+        batch = Batch(scope, owner, session.sid, letter.lo, letter.hi, tuple(rows), before)
         try:
             reader = OwnerReader(storage.records, owner, consumer.key)
             preparing = asyncio.wait_for(consumer.prepare(batch, reader, self._counter), consumer.timeout_seconds)
@@ -155,7 +156,10 @@ class Absorber:
         scope = Scope(session.session_id, session.user_id or None, self._agent_id)
         return scope, owner_key(scope, session.sid, per_session=consumer.per_session)
 
-    async def _before(self, session: Session, pos: int) -> tuple[StoredMessage, ...]:
+    async def _before(self, consumer: Consumer, session: Session, pos: int) -> tuple[StoredMessage, ...]:
+        """What a model reads to understand a batch; a block without one reads each message for itself."""
+        if not consumer.uses_model:
+            return ()
         rows, _ = await self._storage.log.read(
             session.sid, session.session_id, until=pos, limit=_BEFORE_MESSAGES, newest=True
         )

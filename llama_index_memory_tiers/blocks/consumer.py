@@ -10,7 +10,7 @@ from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.records import Batch, Changes, Reads, Record, StoredMessage
-from llama_index_memory_tiers.roles import ANSWERING_ROLES
+from llama_index_memory_tiers.roles import ANSWERING_ROLES, SYSTEM_ROLES
 from llama_index_memory_tiers.storage import OwnerReader
 
 Trigger = Literal["turn", "flush", "idle"]
@@ -99,7 +99,7 @@ def turn_ends(rows: Sequence[StoredMessage]) -> list[int]:
     for at, row in enumerate(rows):
         following = rows[at + 1] if at + 1 < len(rows) else None
         if following is not None:
-            if following.role == MessageRole.USER and row.role != MessageRole.SYSTEM:
+            if following.role == MessageRole.USER and row.role not in SYSTEM_ROLES:
                 ends.append(row.seq)
         elif row.role in ANSWERING_ROLES and not row.calls_tool:
             ends.append(row.seq)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
+
 from llama_index_memory_tiers.embeddings import embed_query, embed_texts, has_direction
 from llama_index_memory_tiers.errors import EmbeddingError, EmbeddingMismatchError
 from llama_index_memory_tiers.events import BlockFailed, EmbeddingMismatch, emit
+from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader
 
-__all__ = ["embed_query", "embed_texts", "search", "usable"]
+__all__ = ["embed_texts", "question_vector", "search", "usable"]
 
 
 def usable(vectors: Sequence[Sequence[float]], failed: BlockFailed) -> list[tuple[float, ...] | None]:
@@ -27,6 +30,30 @@ def usable(vectors: Sequence[Sequence[float]], failed: BlockFailed) -> list[tupl
     if None in found:
         emit(failed)
     return found
+
+
+async def question_vector(
+    model: BaseEmbedding | None, text: str, *, block: str, scope: Scope
+) -> tuple[float, ...] | None:
+    """Embed a question; whatever happens to the model, words still find.
+
+    Args:
+        model: The model; `None` for none.
+        text: The question; storable.
+        block: Key of the block that asks, told when the model fails.
+        scope: Whose question.
+
+    Returns:
+        Shape (dimensions,); `None` without a model or text, when the model fails, or when the vector has no direction.
+    """
+    if model is None or not text.strip():
+        return None
+    try:
+        vector = await embed_query(model, text)
+    except Exception as error:  # noqa: BLE001  # providers raise what they like
+        emit(BlockFailed(session_id=scope.session_id, block=block, error=type(error).__name__))
+        return None
+    return usable([vector], BlockFailed(session_id=scope.session_id, block=block, error=EmbeddingError.__name__))[0]
 
 
 async def search(reader: OwnerReader, query: IndexQuery, model: str, failed: BlockFailed) -> list[Hit]:

@@ -52,6 +52,7 @@ class Getting(MemoryBase):
         input: str | ChatMessage | None = None,  # noqa: A002  # stock's name
         *,
         messages: list[ChatMessage] | None = None,
+        initial_token_count: int = 0,
         **block_kwargs: Any,
     ) -> ContextReport:
         """Say what `aget` with these arguments returns and why: tokens per part, what was left out, which leg found it.
@@ -59,12 +60,13 @@ class Getting(MemoryBase):
         Args:
             input: See `aget`.
             messages: See `aget`.
+            initial_token_count: See `aget`.
             block_kwargs: See `aget`.
 
         Returns:
             The report, with the context in `messages`.
         """
-        request = await self._request(input, messages, 0, block_kwargs)
+        request = await self._request(input, messages, initial_token_count, block_kwargs)
         return await self._shared.contexts.report(request)
 
     async def _request(

@@ -105,9 +105,7 @@ class Keeping(Putting):
             replace(selection, external=shared.forgetter.external), self.scope
         )
         window = await self._window.forget(selection)
-        for key in [key for key in shared.raw if key[0] == selection.user_id]:
-            if selection.session_id in {None, key[1]}:
-                del shared.raw[key]
+        shared.let_go(selection.user_id, selection.session_id)
         shared.contexts.drop_remembered()
         if moved_back:
             await self._read_again(selection)
@@ -232,15 +230,14 @@ class Keeping(Putting):
         Args:
             flush: Let all blocks absorb what waits before, which may call models.
         """
-        if self._derived:
-            if flush:
+        try:
+            if flush and not self.storage.closed:
                 await self.aflush()
-            return
-        if flush and not self.storage.closed:
-            await self.aflush()
-        await self.astop()
-        if self._shared.owns_storage:
-            await self.storage.aclose()
+        finally:
+            if not self._derived:
+                await self.astop()
+                if self._shared.owns_storage:
+                    await self.storage.aclose()
 
     async def __aenter__(self) -> Self:
         return self

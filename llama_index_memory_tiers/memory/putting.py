@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.budget import plan_flush, window_row
-from llama_index_memory_tiers.entries import Prepared
+from llama_index_memory_tiers.entries import About, Prepared
 from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.events import (
     MessagesPut,
@@ -21,12 +21,15 @@ from llama_index_memory_tiers.events import (
 )
 from llama_index_memory_tiers.instruments import span
 from llama_index_memory_tiers.memory.base import MemoryBase
+from llama_index_memory_tiers.pacing import Key
 from llama_index_memory_tiers.records import Cause, StoredMessage
 from llama_index_memory_tiers.roles import RESULT_ROLES
 
+_T = TypeVar("_T")
+
 _logger = logging.getLogger(__name__)
 
-_RAW_SESSIONS = 1024
+_KNOWN_SESSIONS = 1024
 
 
 class Putting(MemoryBase):
@@ -81,13 +84,13 @@ class Putting(MemoryBase):
         self,
         messages: Sequence[ChatMessage],
         uids: Sequence[str | None] | None,
-        made: Any,
+        about: About,
         *,
         distinct: bool = False,
     ) -> int:
         """Store messages, and see to what follows from that; returns how many were new."""
         with self._shared.delivery.serving():
-            prepared = await self._shared.entries.make(messages, uids, made)
+            prepared = await self._shared.entries.make(messages, uids, about)
             if not prepared.entries:
                 return 0
             await self._shared.delivery.catch_up(self._key)
@@ -174,6 +177,7 @@ class Putting(MemoryBase):
             if window.tokens > self._window_tokens:
                 turns = any(stored.role == MessageRole.USER for stored in window.messages)
                 self._shared.stuck[self._key] = turns
+                _keep_newest(self._shared.stuck)
             return
         # A damaged row leaves with its neighbours, or what waits for a flush would wait behind it for ever.
         damaged = [seq for seq in window.damaged if seq < seqs[-1]]
@@ -193,8 +197,7 @@ class Putting(MemoryBase):
             shared.stuck.pop(self._key, None)
         if raw:
             shared.raw.setdefault(self._key, {}).update(raw)
-            while len(shared.raw) > _RAW_SESSIONS:
-                del shared.raw[next(iter(shared.raw))]
+            _keep_newest(shared.raw)
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
         """All messages of the session; with a status, those in the window or behind it."""
@@ -214,3 +217,8 @@ class Putting(MemoryBase):
         self._remember_raw({}, new_turn=True)
         if self.delivery == "background":
             self._shared.delivery.schedule(self._key)
+
+
+def _keep_newest(of_sessions: dict[Key, _T]) -> None:
+    while len(of_sessions) > _KNOWN_SESSIONS:
+        del of_sessions[next(iter(of_sessions))]

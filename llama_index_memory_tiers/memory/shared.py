@@ -45,3 +45,9 @@ class Shared:
         if lock is None:
             lock = self.turns[place] = asyncio.Lock()
         return lock
+
+    def let_go(self, user_id: str, session_id: str | None = None) -> None:
+        """Drop what is held in RAM of one session, or of all of a person."""
+        for held in (self.raw, self.stuck):
+            for key in [key for key in held if key[0] == user_id and session_id in {None, key[1]}]:
+                del held[key]

@@ -14,6 +14,7 @@ from llama_index_memory_tiers.copies import MESSAGE_FIELDS, TEXT_FIELDS, PlainTe
 from llama_index_memory_tiers.embeddings import MOST_CHARACTERS
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.records import NOTHING, MessageMeta, StoredMessage
+from llama_index_memory_tiers.roles import ANSWERING_ROLES
 from llama_index_memory_tiers.text import ROLES_ZH
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -22,8 +23,8 @@ _NO_META = MessageMeta()
 _META_FIELDS: Mapping[str, type] = {
     "sent_from": str, "send_to": list, "cause_by": str, "utc_offset_seconds": int, "extra": dict
 }  # fmt: skip
-_REPLIERS = frozenset({"", "assistant", *ROLES_ZH["assistant"]})
-_TOLD_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT})
+_REPLIERS = frozenset({"", *(role.value for role in ANSWERING_ROLES), *ROLES_ZH["assistant"]})
+_TOLD_ROLES = frozenset({MessageRole.USER, *ANSWERING_ROLES})
 _ROLES = {role.value: role for role in MessageRole}  # five times as fast as the enumeration's own look-up
 # What `encode_message` writes around the text of a message that has one block, by role.
 _TEXT, _PLAIN_TAIL, _NEXT_BLOCK = '"text":', '"}]}', '"},{"'
@@ -234,7 +235,7 @@ def embedded_message(text: str, role: MessageRole, speaker: str) -> str:
     Returns:
         The text without its speaker; see `embedded_text`.
     """
-    reply = role == MessageRole.ASSISTANT and speaker.strip().casefold() in _REPLIERS
+    reply = role in ANSWERING_ROLES and speaker.strip().casefold() in _REPLIERS
     return embedded_text(f"Assistant: {text}" if reply else text)
 
 

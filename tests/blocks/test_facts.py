@@ -31,6 +31,7 @@ from llama_index_memory_tiers.errors import ConfigurationError, ExtractionError
 from llama_index_memory_tiers.moments import to_microseconds
 from llama_index_memory_tiers.records import Batch, MessageMeta, NewRecord, Record, Scope
 from llama_index_memory_tiers.storage import Entry, OwnerReader, Storage, codec, owner_key
+from llama_index_memory_tiers.testing import HashEmbedding
 
 DAY = datetime(2025, 3, 8, 9, 30, tzinfo=timezone.utc)
 COUNTER = TokenCounter(str.split, name="words")
@@ -434,6 +435,20 @@ async def test_a_failed_condensing_wipes_nothing_and_evicts_the_oldest(storage, 
     assert len(made.llm.shown) == 7
     assert (await flush(storage, made)).outcome == "nothing"
     assert len(made.llm.shown) == 7
+
+
+class Unreachable(HashEmbedding):
+    async def _aget_query_embedding(self, query):
+        raise ConnectionError("down")
+
+
+async def test_an_outage_of_the_embedding_model_leaves_the_facts_in_the_context(storage):
+    made = block(*(facts(f"Maya owns boat number {n}.") for n in range(6)), embed_model=Unreachable(), shown_facts=3)
+    for number in range(6):
+        await tell(storage, made, f"I own boat number {number}", session=f"s{number}")
+    items = await recall(storage, made, "Which is boat number 2?")
+    assert len(items) == 3
+    assert "number 2" in items[0].text
 
 
 async def test_an_outage_while_condensing_evicts_nothing(storage):

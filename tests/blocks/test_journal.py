@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_tiers import ConfigurationError, JournalMemoryBlock, Storage, TieredMemory
+from llama_index_memory_tiers import ConfigurationError, ForgetFilter, JournalMemoryBlock, Storage, TieredMemory
 from llama_index_memory_tiers.blocks.journal.block import Journal
 from llama_index_memory_tiers.blocks.journal.files import OwnerFiles, folder_name
 from llama_index_memory_tiers.blocks.journal.text import heading, inert, read, removed, sections, written
@@ -416,6 +416,22 @@ async def test_forgetting_a_person_deletes_their_folder_and_nobody_elses(tmp_pat
         assert "plums" not in repr(await memories["ann"].aget("plums"))
         for memory in memories.values():
             await memory.aclose()
+
+
+async def test_a_journal_that_cannot_be_read_does_not_stand_in_the_way_of_forgetting(tmp_path: Path) -> None:
+    block = JournalMemoryBlock(directory=tmp_path / "journals")
+    async with Storage(tmp_path / "m.db") as storage:
+        memory = TieredMemory(storage=storage, user_id="ann", session_id="s", memory_blocks=[block])
+        await memory.aput(said("user", "the code is plum"))
+        await block.of(memory).set("Tea", "green")
+        [page] = (tmp_path / "journals").rglob("MEMORY.md")
+        page.unlink()
+        page.mkdir()
+        receipt = await memory.aforget(filter=ForgetFilter(contains="plum"))
+        assert [entry.error for entry in receipt.entries if entry.store == block.name] == ["IsADirectoryError"]
+        assert not receipt.complete
+        assert await memory.amessages() == []
+        await memory.aclose()
 
 
 async def test_forgetting_one_session_leaves_what_belongs_to_the_person(tmp_path: Path) -> None:

@@ -61,6 +61,28 @@ async def test_meaning_finds_what_words_do_not(storage, wordllama_model):
     assert "dense" in best.legs
 
 
+@pytest.mark.parametrize("role", ["assistant", "chatbot", "model", "tool", "function"])
+async def test_an_answer_is_recalled_whatever_its_role_is_called(storage, role):
+    memory = remembering(storage)
+    await tell(memory, "Where is the spare key?")
+    await memory.aput(ChatMessage(role=role, content="Under the blue flowerpot."))
+    await memory.aflush()
+    assert "flowerpot" in (await recalled(memory, "flowerpot"))[0]
+
+
+async def test_an_own_store_is_asked_once_however_many_candidates_are_looked_at(storage):
+    store = ListStore()
+    memory = remembering(storage, vector_store=store, embed_model=HashEmbedding())
+    for day in range(1, 28):  # the same words again and again: more candidates are looked at until the budget is full
+        await tell(memory, *["What shall we eat?"] * 8, created_at=datetime(2026, 3, day, tzinfo=timezone.utc))
+    await memory.aflush()
+    store.asked.clear()
+    await recalled(memory, "What shall we eat?")
+    assert len(store.asked) == 1
+    await memory.arecall("eat", filter={"nobody": "says so"})
+    assert len(store.asked) == 2
+
+
 class Listening(HashEmbedding):
     """Writes down what it embeds."""
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms import LLM
 
-from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, usable
+from llama_index_memory_tiers.blocks.embedding import embed_texts, question_vector, usable
 from llama_index_memory_tiers.blocks.episodic.episodes import KINDS, Episode, Outcome, cut, from_record, plain, sign
 from llama_index_memory_tiers.errors import EmbeddingError
 from llama_index_memory_tiers.events import BlockFailed, emit
@@ -107,14 +107,7 @@ class EpisodeFinder:
 
     async def of_query(self, task: str, scope: Scope) -> tuple[float, ...] | None:
         """Embedding of a request; `None` without a model or when it fails: words still find episodes."""
-        if self.model is None or not task.strip():
-            return None
-        try:
-            vector = await embed_query(self.model, codec.embedded_text(task))
-        except Exception as error:  # noqa: BLE001  # providers raise what they like
-            failed(self.key, error, scope)
-            return None
-        return usable([vector], self._unusable(scope))[0]
+        return await question_vector(self.model, codec.embedded_text(task), block=self.key, scope=scope)
 
     async def of_task(self, task: str, scope: Scope) -> tuple[float, ...] | None:
         """Embedding of a task that is to be stored; see `of_query`."""

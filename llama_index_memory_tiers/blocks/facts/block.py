@@ -17,7 +17,7 @@ from typing_extensions import Self
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.consumer import Trigger
 from llama_index_memory_tiers.blocks.desk import Holder
-from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
+from llama_index_memory_tiers.blocks.embedding import embed_texts, question_vector, search, usable
 from llama_index_memory_tiers.blocks.facts.changes import Move, decide
 from llama_index_memory_tiers.blocks.facts.desk import Facts
 from llama_index_memory_tiers.blocks.facts.merging import Condensed, FactsDraft, merge_moves, said_at
@@ -339,12 +339,11 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         shown = [scored(items[one], found.get(one)) for one in ranked]
         return [*seeds, *shown[: self.shown_facts]]
 
-    async def _relevant(self, query: Query, reader: OwnerReader) -> dict[str, Hit | None]:
+    async def _relevant(self, query: Query, reader: OwnerReader) -> dict[str, Hit]:
         """Records that search finds, best first."""
         model = self.embed_model
-        vector = None
-        if model is not None and query.text.strip():
-            vector = await embed_query(model, codec.embedded_text(query.text))
+        asked = codec.embedded_text(query.text)
+        vector = await question_vector(model, asked, block=self.key, scope=query.scope)
         hits = await search(
             reader,
             IndexQuery(
@@ -358,10 +357,8 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
             _model_name(model) if model is not None else "",
             self._unusable(query.scope),
         )
-        found = await reader.records_of(hits)
-        if len(found) != len(hits):  # some were put aside meanwhile, so nobody knows whose score is whose
-            return {record.id: None for record in found}
-        return {record.id: hit for record, hit in zip(found, hits, strict=True)}
+        records = await reader.records_by_hit(hits)
+        return {records[hit.id].id: hit for hit in hits if hit.id in records}  # some may have been put aside meanwhile
 
     def _parse_facts_xml(self, xml_text: str) -> list[str]:
         """Texts of the facts in a model's answer; LlamaIndex's name for it."""

@@ -11,7 +11,7 @@ from llama_index.core.llms import LLM
 from pydantic import Field, PrivateAttr
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
-from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts
+from llama_index_memory_tiers.blocks.embedding import embed_texts, question_vector
 from llama_index_memory_tiers.blocks.heat.calibration import scale_of, unit
 from llama_index_memory_tiers.blocks.heat.merging import METER, Calls
 from llama_index_memory_tiers.blocks.heat.pages import Page, Vector
@@ -119,10 +119,6 @@ class ModelledBlock(TieredMemoryBlock):
             return RAW
 
     async def _query_vector(self, text: str, query: Query) -> Vector | None:
-        if self.embed_model is None:
-            return None
-        try:
-            return unit(await embed_query(self.embed_model, codec.embedded_text(text)))
-        except Exception as error:  # noqa: BLE001  # as above
-            self._failed(query.scope, error)
-            return None
+        asked = codec.embedded_text(text)
+        vector = await question_vector(self.embed_model, asked, block=self.key, scope=query.scope)
+        return None if vector is None else unit(vector)

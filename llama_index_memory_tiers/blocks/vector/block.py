@@ -25,7 +25,7 @@ from typing_extensions import Self
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.desk import Desk
-from llama_index_memory_tiers.blocks.embedding import embed_query, embed_texts, search, usable
+from llama_index_memory_tiers.blocks.embedding import embed_texts, question_vector, search, usable
 from llama_index_memory_tiers.blocks.vector.own_store import OwnStore, fused
 from llama_index_memory_tiers.blocks.vector.recollections import (
     KINDS,
@@ -254,15 +254,16 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             text = await self._rewritten(self.query_llm, text, query)
         found = await self._found(text, query, reader)
         shown = await self._postprocessed(found, text)
-        return [one.item(self._formatted(line), len(shown) - rank) for rank, (one, line) in enumerate(shown)]
+        return [one.item(self._formatted(line)) for one, line in shown]
 
     async def _found(self, text: str, query: Query, reader: OwnerReader) -> list[Found]:
         """What fills the allowance, best first."""
         limit = max(_FEWEST_HITS, query.allowance // _TOKENS_A_MESSAGE)
         known: dict[int, Found] = {}
         asked = IndexQuery(text, query.now, await self._query_vector(text, reader, query.scope), exclude=query.visible)
+        near = await self._near(asked, reader, query.scope)
         while True:
-            hits = await self._candidates(replace(asked, limit=limit), reader, query.scope)
+            hits = await self._candidates(replace(asked, limit=limit), near, reader, query.scope)
             if self.partitions:
                 return within_quotas(distinct(await read_found(reader, hits)), self.partitions)[: self.similarity_top_k]
             found = await self._enough(hits, query.allowance, reader, known)
@@ -284,13 +285,15 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return text
         return codec.storable(f"{text}\n{alone}")
 
-    async def _candidates(self, asked: IndexQuery, reader: OwnerReader, scope: Scope) -> list[Hit]:
-        own, here = self._store, replace(asked, kinds=KINDS, blocks=frozenset({self.key}))
-        if own is None:
-            hits = await search(reader, here, self._model, self._unusable(scope))
-        else:
-            hits = await search(reader, replace(here, vector=None), self._model, self._unusable(scope))
-            hits = fused(await self._near(own, asked, reader, scope), hits, asked.limit)
+    async def _candidates(
+        self, asked: IndexQuery, near: Sequence[Hit] | None, reader: OwnerReader, scope: Scope
+    ) -> list[Hit]:
+        """The best by words and by meaning; meaning is what the user's own store found near, when there is one."""
+        vector = asked.vector if near is None else None
+        here = replace(asked, vector=vector, kinds=KINDS, blocks=frozenset({self.key}))
+        hits = await search(reader, here, self._model, self._unusable(scope))
+        if near is not None:
+            hits = fused(near, hits, asked.limit)
         return [*sorted(self._decayed(hits, asked.now), key=lambda hit: -hit.score)] if self.decay_rate else hits
 
     def _decayed(self, hits: Sequence[Hit], now: datetime) -> Iterable[Hit]:
@@ -338,8 +341,9 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         """Look messages and notes up; see `TieredMemory.arecall`."""
         text, reader, limit = codec.storable(query), await desk.reader(), max(_FEWEST_HITS, 2 * top_k)
         asked = IndexQuery(text, desk.now(), await self._query_vector(text, reader, desk.scope))
+        near = await self._near(asked, reader, desk.scope)
         while True:
-            hits = await self._candidates(replace(asked, limit=limit), reader, desk.scope)
+            hits = await self._candidates(replace(asked, limit=limit), near, reader, desk.scope)
             found = [one for one in await read_found(reader, hits) if one.passes(partitions, filter)]
             # Filters come before the count: with too few left, more candidates are looked at.
             if len(found) >= top_k or len(hits) < limit:
@@ -357,19 +361,18 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             return None
         # Messages are embedded without the names of who said them.
         meant = without_names(codec.embedded_text(text), await reader.speakers(model=self._model))
-        try:
-            vector = await embed_query(self.embed_model, meant)
-        except Exception as error:  # noqa: BLE001  # providers raise what they like; words still find messages
-            emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
-            return None
-        return usable([vector], self._unusable(scope))[0]
+        return await question_vector(self.embed_model, meant, block=self.key, scope=scope)
 
-    async def _near(self, own: OwnStore, asked: IndexQuery, reader: OwnerReader, scope: Scope) -> list[Hit]:
-        """What the vector store finds; when it fails, words still find messages."""
+    async def _near(self, asked: IndexQuery, reader: OwnerReader, scope: Scope) -> list[Hit] | None:
+        """What the user's own store finds, `None` without one; when it fails, words still find messages."""
+        if self._store is None:
+            return None
         if asked.vector is None:
             return []
         try:
-            scores = await own.nearest(asked.text, asked.vector, owner=reader.owner, top_k=self.similarity_top_k)
+            scores = await self._store.nearest(
+                asked.text, asked.vector, owner=reader.owner, top_k=self.similarity_top_k
+            )
         except Exception as error:  # noqa: BLE001  # stores raise what they like
             emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
             return []

@@ -16,6 +16,7 @@ from llama_index_memory_tiers.errors import ConfigurationError, InvalidMessageEr
 from llama_index_memory_tiers.instructions import NOT_AN_INSTRUCTION, looks_like_instruction
 from llama_index_memory_tiers.partitions import Partition, place
 from llama_index_memory_tiers.records import Place, Recollection, Record, StoredMessage
+from llama_index_memory_tiers.roles import ANSWERING_ROLES, RESULT_ROLES
 from llama_index_memory_tiers.storage import Hit, OwnerReader, RecalledMessage
 from llama_index_memory_tiers.text import day_label, escape, message_terms
 
@@ -24,7 +25,7 @@ NOTE = "note"
 KINDS = frozenset({MESSAGE, NOTE})
 # An instruction that a text hides is looked for in this much of it.
 _JUDGED_CHARACTERS = 20_000
-_RECALLED_ROLES = frozenset({MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL, MessageRole.FUNCTION})
+_RECALLED_ROLES = frozenset({MessageRole.USER, *ANSWERING_ROLES, *RESULT_ROLES})
 # Larger batches are analysed and counted in a thread: 5 million characters take 1.5 s.
 _THREAD_CHARACTERS = 100_000
 
@@ -67,12 +68,12 @@ class Found:
             return False
         return all(name in self.metadata and self.metadata[name] == value for name, value in (wanted or {}).items())
 
-    def item(self, line: str, rank: int) -> Item:
-        """Offer it for a context; `rank` is its worth where the index gave none."""
+    def item(self, line: str) -> Item:
+        """Offer it for a context."""
         day = day_label(self.said_at)
         return Item(
             text=line,
-            score=self.hit.score or float(rank),
+            score=self.hit.score,
             group=f"{self.session_id}/{day}",
             # Stored text never begins a line, so that it cannot look like this one. A tag with an attribute and an end
             # took six tokens more a session: +.004 / +.001 of recall within 1 000 / 4 000 tokens.
