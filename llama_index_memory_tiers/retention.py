@@ -275,14 +275,16 @@ def same_note(one: str, other: str, *, near: float = _NEAR) -> bool:
         near: Share of words that both must have, default .9.
 
     Returns:
-        False when a number or a word that turns the meaning makes the difference.
+        False when a number or a word that turns the meaning makes the difference, or when one has no words.
     """
     mine, theirs = plain_words(one), plain_words(other)
+    if not mine or not theirs:
+        return False  # nothing is said: the text of a message stands in the log
     if mine == theirs:
         return True
     first, second = set(mine), set(theirs)
     apart = first ^ second
-    if not first or not second or not apart or len(first & second) < near * len(first | second):
+    if not apart or len(first & second) < near * len(first | second):
         return False
     return not any(word in _TURNS or word.endswith("n't") or any(c.isdigit() for c in word) for word in apart)
 

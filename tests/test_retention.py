@@ -22,6 +22,7 @@ from llama_index_memory_tiers import (
     NearDuplicates,
     Storage,
     TieredMemory,
+    VectorMemoryBlock,
 )
 from llama_index_memory_tiers.retention import (
     Holding,
@@ -106,7 +107,8 @@ def test_of_two_that_say_the_same_the_older_is_replaced_by_the_newer() -> None:
         ("a b c d e f g h i j k not", "a b c d e f g h i j k", False),
         ("安喜欢咖啡。", "安喜欢咖啡", True),
         ("安不喜欢咖啡", "安喜欢咖啡", False),
-        ("", "", True),
+        ("", "", False),  # texts without words say nothing
+        ("…", "?!", False),
     ],
 )  # fmt: skip
 def test_notes_are_the_same_only_when_nothing_that_matters_differs(one: str, other: str, same: bool) -> None:
@@ -215,6 +217,21 @@ async def test_duplicates_are_superseded_by_the_newer(storage: Storage, clock: C
     old, new = await reader(storage).history("fact")
     assert old.superseded_by == new.id
     assert new.live
+
+
+@pytest.mark.parametrize("kinds", [None, ("message",)])
+async def test_messages_whose_text_stands_in_the_log_are_no_duplicates(storage: Storage, kinds: Any) -> None:
+    rules = [NearDuplicates(kinds=kinds)]
+    block = VectorMemoryBlock(embed_model=None)
+    chat = TieredMemory(storage=storage, user_id="ann", session_id="s", memory_blocks=[block], retention=rules)
+    things = ("kettle", "ladder", "violin", "hammer", "teapot")
+    for thing in things:
+        await chat.aput(said("user", f"Where the {thing} stands."))
+    await chat.aflush()
+    assert (await chat.amaintain(dry_run=False)).departures == ()
+    report = await chat.for_session("asking").aexplain(" ".join(things))
+    told = [item.text for part in report.parts for item in part.kept]
+    assert [sum(thing in text for text in told) for thing in things] == [1] * len(things)
 
 
 async def test_a_maintenance_reaches_its_owner_only(storage: Storage, clock: Clock) -> None:
