@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -12,10 +12,10 @@ from llama_index_memory_tiers.checks import check_kind
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.heat import staleness
 from llama_index_memory_tiers.records import Departure
+from llama_index_memory_tiers.sameness import NEAR, Known
 
 _DAY = 86400.0
 _HOUR = 3600.0
-_NEAR = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +126,11 @@ class NearDuplicates(_Checked):
     """What says the same as a newer one is replaced by it.
 
     Args:
-        similarity: Share of words that both have, default .9; numbers and negations must agree.
-        kinds: Of which kinds.
+        similarity: Share of words that both have, in one order, default .9; numbers, signs and negations must agree.
+        kinds: Of which kinds; messages have no text of their own, so none is a duplicate.
     """
 
-    similarity: float = _NEAR
+    similarity: float = NEAR
     kinds: Collection[str] | None = ("fact",)
 
 
@@ -188,23 +188,9 @@ def plan_by_importance(policy: ByImportance, holdings: Iterable[Holding], now: d
 def plan_near_duplicates(policy: NearDuplicates, holdings: Iterable[Holding], now: datetime) -> list[Departure]:  # noqa: ARG001  # one signature for all
     """What leaves by `NearDuplicates`: of two that say the same, the older."""
     newest = sorted(_of(policy.kinds, holdings), key=lambda one: (-one.said_at.timestamp(), one.id))
-    kept: list[Holding] = []
-    departures = []
-    for one in newest:
-        twin = next(
-            (
-                other
-                for other in kept
-                if (other.block, other.kind, other.side) == (one.block, one.kind, one.side)
-                and same_note(other.text, one.text, near=policy.similarity)
-            ),
-            None,
-        )
-        if twin is None:
-            kept.append(one)
-        else:
-            departures.append(_leaves(one, policy, "says the same as a newer one", twin.id))
-    return departures
+    known: defaultdict[tuple[str, str, str], Known] = defaultdict(lambda: Known(near=policy.similarity))
+    twins = ((one, known[one.block, one.kind, one.side].find_or_add(one.id, one.text)) for one in newest)
+    return [_leaves(one, policy, "says the same as a newer one", twin) for one, twin in twins if twin is not None]
 
 
 _PLANS: Mapping[type, Callable[..., list[Departure]]] = {
@@ -254,42 +240,3 @@ def checked_policies(given: Any) -> tuple[RetentionPolicy, ...]:
                 remedy="Write retention=[ByAge(days=365), …], or leave it out.",
             )
     return several
-
-
-# --- what says the same ---------------------------------------------------------------------------------------
-
-_TURNS = frozenset(
-    """not no never none without except former previously used until since before after if might may should will plans
-    不 没 没有 无 非 别 未 曾 将 想 要 前 后""".split()  # noqa: SIM905  # easier to read
-)
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]|[^\W_]+(?:'[^\W_]+)*")
-_ARTICLES = frozenset({"a", "an", "the"})
-
-
-def same_note(one: str, other: str, *, near: float = _NEAR) -> bool:
-    """Whether two short texts say the same, but for case, punctuation, articles and a few words.
-
-    Args:
-        one: A text.
-        other: Another.
-        near: Share of words that both must have, default .9.
-
-    Returns:
-        False when a number or a word that turns the meaning makes the difference, or when one has no words.
-    """
-    mine, theirs = plain_words(one), plain_words(other)
-    if not mine or not theirs:
-        return False  # nothing is said: the text of a message stands in the log
-    if mine == theirs:
-        return True
-    first, second = set(mine), set(theirs)
-    apart = first ^ second
-    if not apart or len(first & second) < near * len(first | second):
-        return False
-    return not any(word in _TURNS or word.endswith("n't") or any(c.isdigit() for c in word) for word in apart)
-
-
-def plain_words(text: str) -> list[str]:
-    """Words in lower case without articles and punctuation; scripts without spaces by character."""
-    folded = text.replace("\u2019", "'").casefold()
-    return [word for word in _WORD.findall(folded) if word not in _ARTICLES]

@@ -32,8 +32,8 @@ from llama_index_memory_tiers.retention import (
     plan_by_importance,
     plan_near_duplicates,
     plan_retention,
-    same_note,
 )
+from llama_index_memory_tiers.sameness import same_note
 
 NOW = datetime(2026, 3, 2, 9, tzinfo=timezone.utc)
 CAT, TRAIN, SOUP = TOPICS["cat"], TOPICS["train"], TOPICS["soup"]

@@ -28,7 +28,6 @@ from llama_index_memory_tiers.blocks.facts.proposals import (
     moves_of_proposals,
 )
 from llama_index_memory_tiers.blocks.facts.rendering import fact_item, scored, with_key, written_fact
-from llama_index_memory_tiers.blocks.facts.sameness import plain
 from llama_index_memory_tiers.blocks.outages import is_outage
 from llama_index_memory_tiers.budget import Item, TokenCounter
 from llama_index_memory_tiers.checks import checked
@@ -48,6 +47,7 @@ from llama_index_memory_tiers.extraction.facts import (
 from llama_index_memory_tiers.extraction.models import llm_name, needed_llm
 from llama_index_memory_tiers.instructions import looks_like_instruction
 from llama_index_memory_tiers.records import Batch, Changes, NewRecord, Place, Reads, Record, Scope, StoredMessage
+from llama_index_memory_tiers.sameness import words
 from llama_index_memory_tiers.storage import Hit, IndexQuery, OwnerReader, codec, new_id
 from llama_index_memory_tiers.text import analyse
 
@@ -154,8 +154,8 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
             made = moves_of_proposals(proposals, transcript.lines, self._maker(counter, prompt="extractor", model=""))
         else:
             made = await self._asked(transcript.lines, transcript, current, counter)
-        seeds = {plain(text) for text in self.facts}
-        return [move for move in made if move.record is None or plain(move.record.text) not in seeds]
+        seeds = {words(text) for text in self.facts}
+        return [move for move in made if move.record is None or words(move.record.text) not in seeds]
 
     async def _asked(
         self, lines: Sequence[StoredMessage], transcript: Transcript, current: Sequence[Record], counter: TokenCounter
@@ -207,8 +207,8 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
         counter: TokenCounter,
     ) -> FactsDraft:
         """Turn a shorter list into replacements; what it repeats word for word stays as it is."""
-        by_text = {plain(one.text): one.id for one in old}
-        repeated = {by_text[plain(draft.text)] for draft in drafts if plain(draft.text) in by_text}
+        by_text = {words(one.text): one.id for one in old}
+        repeated = {by_text[words(draft.text)] for draft in drafts if words(draft.text) in by_text}
         custom = self.fact_condense_prompt_template != FACT_CONDENSE_PROMPT
         make = self._maker(counter, prompt="custom" if custom else PROMPT_VERSION, model=llm_name(self.llm))
         condensed = []
@@ -217,7 +217,7 @@ class FactExtractionMemoryBlock(TieredMemoryBlock, CoreFactExtractionMemoryBlock
             origins = [old[number - 1] for number in draft.sources]
             covered.update(origin.id for origin in origins)
             origins = [origin for origin in origins if origin.id not in repeated]
-            if plain(draft.text) in by_text or not origins:
+            if words(draft.text) in by_text or not origins:
                 continue
             sources = [place for origin in origins for place in origin.sources]
             newest = max((said for origin in origins if (said := said_at(origin))), default=None)

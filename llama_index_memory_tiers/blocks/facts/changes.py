@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from llama_index_memory_tiers.blocks.facts.sameness import Known, plain, same_fact
 from llama_index_memory_tiers.records import Amendment, NewRecord, Place, Record
+from llama_index_memory_tiers.sameness import Known, plain, same_note
 
 Action = Literal["add", "supersede", "retract", "confirm"]
 Key = tuple[str, str]
@@ -388,7 +388,7 @@ def linked(start: Sequence[str], pairs: Iterable[tuple[str, str]]) -> set[str]:
 
 def _alike(one: _Row, other: _Row) -> bool:
     """Whether two statements in one place say the same."""
-    if same_fact(one.text, other.text) or same_fact(other.text, one.text):
+    if same_note(one.text, other.text):
         return True
     return bool(one.value) and any(one.key) and (one.key, one.value) == (other.key, other.value)
 

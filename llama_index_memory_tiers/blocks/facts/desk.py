@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.blocks.facts.changes import Move, decide, key_of, linked
-from llama_index_memory_tiers.blocks.facts.sameness import Known
 from llama_index_memory_tiers.blocks.facts.values import Fact, FactOrigin, confirmed, fact_of, holds, links
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.checks import check_number, checked
@@ -22,6 +21,7 @@ from llama_index_memory_tiers.records import (
     Record,
     Scope,
 )
+from llama_index_memory_tiers.sameness import Known
 
 _KIND = "fact"
 _BY_HAND = "by hand"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from llama_index_memory_tiers.blocks.facts.changes import Move, decide
-from llama_index_memory_tiers.blocks.facts.sameness import Known, shared
 from llama_index_memory_tiers.records import Changes, NewRecord, Record
+from llama_index_memory_tiers.sameness import Known, shared
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from llama_index_memory_tiers.extraction.insight import Note
 from llama_index_memory_tiers.heat import Known, overflow_order
 from llama_index_memory_tiers.moments import aware
 from llama_index_memory_tiers.records import NewRecord, Place, Record
-from llama_index_memory_tiers.retention import plain_words, same_note
+from llama_index_memory_tiers.sameness import Words, same_note, words
 from llama_index_memory_tiers.text import analyse
 
 KNOWLEDGE = "fact"
@@ -165,8 +165,8 @@ def _relation(one: Record | NewRecord) -> tuple[str, str] | None:
     return (subject, relation) if subject and relation and not _MANY.search(relation) else None
 
 
-def _value(one: Record | NewRecord) -> str:
-    return " ".join(plain_words(str(one.data.get("value", ""))))
+def _value(one: Record | NewRecord) -> Words:
+    return words(str(one.data.get("value", "")))
 
 
 def knowledge_records(

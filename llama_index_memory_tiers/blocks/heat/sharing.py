@@ -9,11 +9,12 @@ from typing import Literal
 
 from llama_index_memory_tiers.blocks.heat.promotion import AGENT, contradicts, importance, said, side
 from llama_index_memory_tiers.records import NewRecord, Record, Scope
-from llama_index_memory_tiers.retention import plain_words, same_note
+from llama_index_memory_tiers.sameness import same_note, words
 from llama_index_memory_tiers.text import analyse
 
 _PERSON = "user 用户"
 _ITSELF = "assistant agent 助手"
+_JOINTS = re.compile(r"[_.,:/]")  # of an id such as will_smith
 _NAME = re.compile(r"(?<=[^.!?\s]\s)\w+")  # not the first word of a sentence
 
 
@@ -90,7 +91,8 @@ def _shares(statement: AgentStatement, policy: SharePolicy, failed: Callable[[Ex
 
 def _words(text: str) -> set[str]:
     """Terms, and the words as they are, as a name may be a word that says nothing elsewhere."""
-    return {*analyse(text), *(word for word in plain_words(text) if word.isascii())}
+    said = words(_JOINTS.sub(" ", text))
+    return {*analyse(text), *(word for word in said if word.isascii() and word[0].isalnum())}
 
 
 def _statement(note: NewRecord, scope: Scope, names: Collection[str]) -> AgentStatement:
