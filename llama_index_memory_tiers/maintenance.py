@@ -60,7 +60,8 @@ async def _plan(
     records = await parts.of_block(owner, block.key)
     visits = await parts.visits(owner)
     holdings = [block.holding(record, visits.get(record.id), now) for record in records]
-    return plan_retention(policies, holdings, now)
+    # Off the loop: thousands of texts are read for duplicates.
+    return await asyncio.to_thread(plan_retention, policies, holdings, now)
 
 
 async def _apply(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from llama_index_memory_tiers import (
     Storage,
     TieredMemory,
     VectorMemoryBlock,
+    maintenance,
 )
 from llama_index_memory_tiers.retention import (
     Holding,
@@ -232,6 +234,22 @@ async def test_messages_whose_text_stands_in_the_log_are_no_duplicates(storage: 
     report = await chat.for_session("asking").aexplain(" ".join(things))
     told = [item.text for part in report.parts for item in part.kept]
     assert [sum(thing in text for text in told) for thing in things] == [1] * len(things)
+
+
+async def test_the_loop_is_free_while_a_plan_is_made(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = memory(storage, block(), retention=[NearDuplicates(kinds=None)])
+    await talk(chat, *CAT[:2])
+    await chat.aflush()
+    threads: list[int] = []
+
+    def plan(*given: Any) -> Any:
+        threads.append(get_ident())
+        return plan_retention(*given)
+
+    monkeypatch.setattr(maintenance, "plan_retention", plan)
+    await chat.amaintain()
+    assert threads
+    assert get_ident() not in threads
 
 
 async def test_a_maintenance_reaches_its_owner_only(storage: Storage, clock: Clock) -> None:
