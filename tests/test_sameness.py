@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from sentences import APART, SAME
 
 from llama_index_memory_tiers import sameness
+from llama_index_memory_tiers.blocks.heat.promotion import LongTerm
+from llama_index_memory_tiers.blocks.heat.sharing import _words, distinct
+from llama_index_memory_tiers.records import NewRecord
 from llama_index_memory_tiers.retention import Holding, NearDuplicates, plan_near_duplicates
 from llama_index_memory_tiers.sameness import Known, same_fact, same_note
 
@@ -56,6 +59,19 @@ def test_what_facts_tell_apart_nobody_replaces(known, said):
     assert not same_note(known, said)
     assert not same_note(said, known)
     assert leaving([known, said]) == leaving([said, known]) == []
+
+
+@pytest.mark.parametrize(("known", "said"), APART)
+def test_what_facts_tell_apart_heat_keeps_beside_each_other(known, said):
+    learnt = LongTerm(profile=None, known={})
+    for at, text in enumerate((known, said)):
+        assert learnt.learn(NewRecord(str(at), "fact", text, said_at=NOW, sources=((1, at),)))
+    assert set(learnt.known) == set(distinct(learnt.known.values())) == {"0", "1"}
+
+
+@pytest.mark.parametrize("name", ["will_smith", "will.smith", "will/2", "Will's", "李will"])
+def test_a_name_in_an_id_is_a_word_of_it(name):
+    assert {"will", "will's"} & _words(name)
 
 
 @pytest.mark.parametrize("word", [*sorted(sameness._TURNS), "didn't", "seven7", "三", "%", "+"])
