@@ -19,7 +19,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from llama_index.core.utils import get_tokenizer
 
-from llama_index_memory_tiers.budget import TokenBudget, TokenCounter, usual_flush
+from llama_index_memory_tiers.budget import DOCUMENT_TOKENS, MEDIA_TOKENS, TokenBudget, TokenCounter, usual_flush
 from llama_index_memory_tiers.checks import check_number, check_whole, repeated
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
@@ -37,10 +37,10 @@ _DEFAULTS: Mapping[str, Any] = {
     "memory_blocks": None,
     "memory_blocks_template": DEFAULT_MEMORY_BLOCKS_TEMPLATE,
     "insert_method": InsertMethod.SYSTEM,
-    "image_token_size_estimate": 256,
-    "audio_token_size_estimate": 256,
-    "video_token_size_estimate": 256,
-    "document_token_size_estimate": 2048,
+    "image_token_size_estimate": MEDIA_TOKENS,
+    "audio_token_size_estimate": MEDIA_TOKENS,
+    "video_token_size_estimate": MEDIA_TOKENS,
+    "document_token_size_estimate": DOCUMENT_TOKENS,
     "tokenizer_fn": None,
     "reserve_tokens": 0,
     "budget": None,

@@ -1,6 +1,6 @@
 """Token budget, pure: count tokens, plan a flush, pack a context."""
 
-from llama_index_memory_tiers.budget.counting import TokenCounter, Tokenizer
+from llama_index_memory_tiers.budget.counting import DOCUMENT_TOKENS, MEDIA_TOKENS, TokenCounter, Tokenizer
 from llama_index_memory_tiers.budget.exchanges import Exchanges
 from llama_index_memory_tiers.budget.flushing import (
     WindowRow,
@@ -24,6 +24,8 @@ from llama_index_memory_tiers.budget.shares import TokenBudget, widened
 from llama_index_memory_tiers.budget.window_plan import WindowPlan
 
 __all__ = [
+    "DOCUMENT_TOKENS",
+    "MEDIA_TOKENS",
     "Exchanges",
     "Item",
     "LeftOut",

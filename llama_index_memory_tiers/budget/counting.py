@@ -28,6 +28,11 @@ from llama_index_memory_tiers.errors import InvalidMessageError
 
 Tokenizer = Callable[[str], Sequence[Any]]
 
+MEDIA_TOKENS = 256
+"""Size of an image, a sound or a film, as stock estimates it."""
+
+DOCUMENT_TOKENS = 2048
+"""Size of a document, which is not looked into."""
 
 # Older tiktoken is quadratic on a long run of one character; 100 000 of them took 0.03 s in 0.14.
 _CHUNK = 100_000
@@ -72,10 +77,10 @@ class TokenCounter:
         tokenizer_fn: Tokenizer,
         *,
         name: str | None = None,
-        image: int = 256,
-        audio: int = 256,
-        video: int = 256,
-        document: int = 2048,
+        image: int = MEDIA_TOKENS,
+        audio: int = MEDIA_TOKENS,
+        video: int = MEDIA_TOKENS,
+        document: int = DOCUMENT_TOKENS,
     ) -> None:
         self._tokenizer_fn = tokenizer_fn
         self._counts: dict[bytes, int] = {}
@@ -86,10 +91,9 @@ class TokenCounter:
             (DocumentBlock, document),
         )
         encoding = _encoding_name(tokenizer_fn)
-        usual = (("image", image, 256), ("audio", audio, 256), ("video", video, 256))
-        changed = [
-            f"{what}={size}" for what, size, default in (*usual, ("document", document, 2048)) if size != default
-        ]
+        media = (("image", image), ("audio", audio), ("video", video))
+        changed = [f"{what}={size}" for what, size in media if size != MEDIA_TOKENS]
+        changed += [f"document={document}"] if document != DOCUMENT_TOKENS else []
         self._name = ";".join([name or encoding or _function_name(tokenizer_fn) or self._probed(), *changed])
         self._linewise = encoding in _LINEWISE
 

@@ -16,6 +16,7 @@ from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from typing_extensions import Self
 
+from llama_index_memory_tiers.budget import DOCUMENT_TOKENS, MEDIA_TOKENS
 from llama_index_memory_tiers.checks import check_kind
 from llama_index_memory_tiers.memory.scripts import Scripts
 
@@ -81,10 +82,10 @@ class TieredMemory(Scripts):
         token_flush_size: int | None = None,
         memory_blocks_template: RichPromptTemplate = DEFAULT_MEMORY_BLOCKS_TEMPLATE,
         insert_method: InsertMethod | Literal["system", "user"] = InsertMethod.SYSTEM,
-        image_token_size_estimate: int = 256,
-        audio_token_size_estimate: int = 256,
-        video_token_size_estimate: int = 256,
-        document_token_size_estimate: int = 2048,
+        image_token_size_estimate: int = MEDIA_TOKENS,
+        audio_token_size_estimate: int = MEDIA_TOKENS,
+        video_token_size_estimate: int = MEDIA_TOKENS,
+        document_token_size_estimate: int = DOCUMENT_TOKENS,
         chat_store: AsyncDBChatStore | None = None,
         table_name: str | None = None,
         async_database_uri: str | None = None,

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 
 from llama_index_memory_tiers.blocks.heat.pages import Extension, Page, Vector
-from llama_index_memory_tiers.heat import RAW, HeatParts, Scale, coverage, heat_parts, jaccard, rarity, term_cosine
+from llama_index_memory_tiers.heat import (
+    RAW,
+    HeatParts,
+    Scale,
+    coverage,
+    heat_parts,
+    rarity,
+    segment_score,
+    term_cosine,
+)
 from llama_index_memory_tiers.moments import aware
 from llama_index_memory_tiers.records import NewRecord, Place, Record, nothing
 from llama_index_memory_tiers.storage import SUM, Visits
@@ -270,7 +279,7 @@ class Likeness:
 
     def filing(self, probe: Probe, volume: Volume) -> float:
         """How well a page belongs to a segment: similarity + Jaccard of the keywords."""
-        return self.similarity(probe, volume) + jaccard(probe.keys, volume.keys)
+        return segment_score(self.similarity(probe, volume), probe.keys, volume.keys)
 
     def answering(self, probe: Probe, volume: Volume, *, literal: bool = False) -> float:
         """How much a segment or page has to do with a question.
