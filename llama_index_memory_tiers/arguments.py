@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,10 +126,12 @@ def check_arguments(given: Mapping[str, Any]) -> Arguments:
     """
     unknown = sorted(set(given) - set(_DEFAULTS))
     if unknown:
+        known = sorted({*_DEFAULTS, *(each.name for each in dataclasses.fields(Places)), "preset", "redaction"})
+        likely = sorted({name for one in unknown for name in difflib.get_close_matches(one, known, n=1, cutoff=0.5)})
         raise ConfigurationError(
             f"Unknown arguments were given: {', '.join(unknown)}.",
-            allowed=f"TieredMemory knows: {', '.join(sorted(_DEFAULTS))} and those of the storage.",
-            remedy="Remove them, or correct the spelling.",
+            allowed=f"TieredMemory knows: {', '.join(known)}.",
+            remedy=f"Did you mean {' or '.join(likely)}?" if likely else "Remove them, or correct the spelling.",
         )
     fields = {**_DEFAULTS, **given}
     _apply_budget(fields, given)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from llama_index_memory_tiers.blocks.absorbing import Absorber
 from llama_index_memory_tiers.blocks.consumer import Consumer, Due
 from llama_index_memory_tiers.budget import TokenCounter
-from llama_index_memory_tiers.errors import StorageClosedError
+from llama_index_memory_tiers.errors import MemoryTiersError, StorageClosedError
 from llama_index_memory_tiers.events import BlockProgress, FlushReport
 from llama_index_memory_tiers.pacing import Key, Lane, Rests, wait_at_most
 from llama_index_memory_tiers.storage import DeadLetter, Session, Storage
@@ -227,8 +227,10 @@ class Delivery:
         self._workers.pop(key, None)
         if task.cancelled() or isinstance(task.exception(), StorageClosedError):
             self._drained.pop(key[0], None)
-        elif task.exception() is not None:
-            _logger.error("drain stopped", exc_info=task.exception())
+        elif (error := task.exception()) is not None:
+            # An error of ours meets the caller's next call as well; any other is a fault that is to be found.
+            known = isinstance(error, MemoryTiersError)
+            _logger.error("drain stopped (%s)", type(error).__name__, exc_info=None if known else error)
             self._drained.pop(key[0], None)
 
     async def _drain(self, user_id: str) -> None:

@@ -54,7 +54,9 @@ class Scope:
                 raise ConfigurationError(
                     f"{name}={value!r:.100} was given.",
                     allowed="An id is text with at least one visible character, without NUL and lone surrogates.",
-                    remedy=f"Pass a {name} that names one {name.removesuffix('_id')}"
+                    remedy=f"Pass a {name} as text, such as {str(value)[:100]!r}."
+                    if not isinstance(value, str) and str(value).isprintable()
+                    else f"Pass a {name} that names one {name.removesuffix('_id')}"
                     + ("." if name == "session_id" else ", or leave it out."),
                 )
             # A member of an Enum is formatted by its name, and two classes may have members of one name.

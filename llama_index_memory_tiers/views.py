@@ -96,6 +96,9 @@ class MemoryView:
         self.remember = remember
         self.claim_seconds = claim_seconds
 
+    def __repr__(self) -> str:
+        return f"MemoryView(name={self.name!r}, session_id={self.board.scope.session_id!r})"
+
     @property
     def key(self) -> str:
         """Name of its cursor."""

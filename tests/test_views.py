@@ -333,6 +333,10 @@ async def test_an_observation_that_cannot_read_its_messages_leaves_no_claim(
     assert texts(await memory.view("ann").observe()) == ["a"]
 
 
+def test_a_view_prints_as_one_short_line() -> None:
+    assert repr(TieredMemory(session_id="s").view("ann")) == "MemoryView(name='ann', session_id='s')"
+
+
 async def test_two_workers_of_one_role_handle_each_message_once(make_storage: MakeStorage, storage_kind: str) -> None:
     memories = [team(make_storage(storage_kind)) for _ in range(3)]
     for number in range(6):

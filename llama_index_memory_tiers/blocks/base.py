@@ -370,8 +370,16 @@ def _refused(block: type[BaseMemoryBlock[Any]], error: ValidationError) -> Confi
         if missing
         else f"{name}={first['input']!r:.100} was given to {block.__name__}.",
         allowed=f"{first['msg']}.",
-        remedy="Pass what is allowed." if missing else "Pass what is allowed, or leave it out.",
+        remedy=_way_out(name, first["input"], missing=missing),
     )
+
+
+def _way_out(name: str, given: object, *, missing: bool) -> str:
+    if name.startswith(("llm", "query_llm")) and isinstance(given, str):
+        return f"Pass the model itself, such as OpenAI(model={given!r:.100})."
+    if name.startswith("embed_model") and isinstance(given, str):
+        return "Pass the model itself; llama_index.core.embeddings.resolve_embed_model makes one of a name."
+    return "Pass what is allowed." if missing else "Pass what is allowed, or leave it out."
 
 
 def newest_request(messages: Sequence[ChatMessage]) -> str:

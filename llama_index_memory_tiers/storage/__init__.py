@@ -17,6 +17,7 @@ from typing_extensions import Self
 from llama_index_memory_tiers.checks import check_whole, checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.moments import to_microseconds
+from llama_index_memory_tiers.portal import portal
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage.addresses import Address, holds_table, resolve_address, shown_url
@@ -351,6 +352,10 @@ class Storage:
         if self._keeper is not None:
             await self._keeper.settle()
         await self._database.aclose()
+
+    def close(self) -> None:
+        """See `aclose`; for scripts."""
+        portal.run(self.aclose())
 
     async def __aenter__(self) -> Self:
         return await self.aopen()

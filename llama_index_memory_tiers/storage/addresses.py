@@ -33,6 +33,14 @@ class Address:
     url: URL
     private: tempfile.TemporaryDirectory[str] | None = None
 
+    @property
+    def place(self) -> str:
+        """Where it is, for messages to people: without user and password."""
+        if self.url.get_backend_name() == "sqlite":
+            return f"The database {self.url.database}"
+        port = f":{self.url.port}" if self.url.port else ""
+        return f"The database {self.url.database or ''} at {self.url.host or 'this host'}{port}"
+
 
 def resolve_address(given: str | os.PathLike[str] | None) -> Address:
     """Turn a path, a database URI or nothing into an address.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextvars import ContextVar
@@ -25,11 +27,15 @@ from llama_index_memory_tiers.storage import sqlite
 from llama_index_memory_tiers.storage.addresses import Address
 from llama_index_memory_tiers.storage.faults import as_storage_error, passing
 
+_logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
 
 CHECKPOINT_MILLISECONDS = 2000  # a reader is waited for so long before its pages stay
 MAX_TRIES = 10
+LONGEST_WAIT_SECONDS = 60.0  # SQLite alone waits for half of it before it says that the file is locked
+_TOLD_AFTER_SECONDS = 5.0
 FIRST_PAUSE_SECONDS = 0.01
 LONGEST_PAUSE_SECONDS = 1.0
 # What opening itself reads and writes, on whatever loop, does not wait for the opening.
@@ -183,7 +189,11 @@ class Database:
 
     async def _retrying(self, once: Callable[[Work[T]], Awaitable[T]], work: Work[T]) -> T:
         last: BaseException | None = None
+        began, tries = time.monotonic(), 0
         for attempt in range(MAX_TRIES):
+            waited = time.monotonic() - began
+            if waited > LONGEST_WAIT_SECONDS:
+                break
             if attempt:
                 ceiling = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
                 await asyncio.sleep(random.uniform(0, ceiling))  # noqa: S311  # jitter, not a secret
@@ -195,10 +205,16 @@ class Database:
                 if not passing(error, server=not self.sqlite):
                     raise as_storage_error(error) from getattr(error, "orig", None)
                 last = getattr(error, "orig", None) or error
+                tries += 1
+                if time.monotonic() - began > _TOLD_AFTER_SECONDS:
+                    _logger.warning("waiting for the database (%s)", _what(last))
         raise StorageUnavailableError(
-            f"The database did not answer ({type(last).__name__}) in {MAX_TRIES} tries.",
+            f"{self.address.place} did not answer ({_what(last)}) in {tries} tries, {time.monotonic() - began:.0f} s.",
             allowed="It must be reachable and not locked by others for long.",
-            remedy="Check that it runs, then repeat the call: a put is safe to repeat with the same uid.",
+            remedy="Close what has the file open for writing, such as a database browser; then repeat the call: a put "
+            "is safe to repeat with the same uid."
+            if self.sqlite
+            else "Check that it runs there, then repeat the call: a put is safe to repeat with the same uid.",
         ) from last
 
     async def _reading(self, work: Work[T]) -> T:
@@ -329,11 +345,16 @@ class Database:
             self.address.private.cleanup()
 
 
+def _what(error: BaseException | None) -> str:
+    """A fault in a word: its kind, and that the file is locked, which the kind does not say."""
+    return "database is locked" if "is locked" in str(error) else type(error).__name__
+
+
 def _closed() -> StorageClosedError:
     return StorageClosedError(
         "This storage is closed.",
         allowed="A storage is used between its creation and aclose().",
-        remedy="Create a new Storage with the same address.",
+        remedy="Make a new TieredMemory, or a new Storage, with the same address.",
     )
 
 

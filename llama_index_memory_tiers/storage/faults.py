@@ -10,6 +10,7 @@ from llama_index_memory_tiers.errors import StorageError
 
 # Serialisation failure, deadlock, lock not available, administrator shutdown, cannot connect now.
 _RETRY_STATES = ("40001", "40P01", "55P03", "57P01", "57P03")
+_NO_ENTRY = ("28", "3D")  # invalid authorisation, no such database
 _NO_DATABASE = ("file is not a database", "database disk image is malformed", "malformed database schema")
 
 
@@ -53,6 +54,13 @@ def as_storage_error(error: DBAPIError | OSError) -> StorageError:
             f"The file is not a SQLite database, or it is damaged ({first_line}).",
             allowed="It is a database file that SQLite can read to its end.",
             remedy="Restore a backup, or recover it with sqlite3 .recover; nothing of this call was stored.",
+        )
+    state = str(getattr(original, "sqlstate", None) or "")
+    if state.startswith(_NO_ENTRY):
+        return StorageError(
+            f"The database server refused the connection ({first_line}).",
+            allowed="The address names a user who may connect, that user's password, and a database that exists.",
+            remedy="Correct the address, or make the database (createdb) and the user; nothing was stored.",
         )
     return StorageError(
         f"The database refused a statement ({type(original).__name__}: {first_line}).",

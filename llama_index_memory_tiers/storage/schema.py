@@ -303,11 +303,12 @@ def is_stock(connection: Any, table: str, schema: str | None) -> bool:
 
 
 def _refuse_stock(prefix: str) -> None:
+    taken_over = f"adopt(stock_table={prefix!r}, user_id='…')"
     raise ForeignTableError(
         f"The database holds a table {prefix!r} of LlamaIndex's SQLAlchemyChatStore.",
         allowed="Nothing is written beside it unasked, so that its history is not taken for lost.",
-        remedy=f"Call Storage(…, table_name='another_name') to start anew, or "
-        f"await Storage(…, table_name='another_name').adopt(stock_table={prefix!r}) to take its history over.",
+        remedy="Call Storage(…, table_name='another_name') to start anew, or "
+        f"await Storage(…, table_name='another_name').{taken_over} to take its history over.",
     )
 
 

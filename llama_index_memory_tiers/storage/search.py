@@ -135,7 +135,12 @@ class OwnerSearch:
                 stored_model=other.model,
                 asked_model=model,
             )
-            _logger.warning("embeddings of another model", extra={"stored": other.model, "asked": model})
+            _logger.warning(
+                "memories were embedded with %r and are asked with %r: areindex() embeds them again",
+                other.model,
+                model,
+                extra={"stored": other.model, "asked": model},
+            )
             if not index.embedded:
                 raise mismatch
             emit(

@@ -166,11 +166,33 @@ async def test_a_fault_that_stays_is_reported_after_ten_tries_without_a_trace(st
         await connection.execute(text(f"INSERT INTO {storage._tables.owners.fullname} VALUES ('o', 0, 1)"))  # noqa: S608
         raise fault("database is locked")
 
-    with pytest.raises(StorageUnavailableError, match=r"OperationalError.* in 10 tries") as caught:
+    with pytest.raises(
+        StorageUnavailableError, match=r"memory.db did not answer \(database is locked\) in 10 tries"
+    ) as caught:
         await storage._database.write(work)
     assert tries == 10
     assert SECRET not in str(caught.value)
     assert await storage._database.read(lambda c: _scalar(c, storage, "rev")) is None
+
+
+@pytest.mark.usefixtures("quick_retries")
+async def test_a_file_that_stays_locked_is_not_waited_for_ten_times(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await storage.aopen()
+    now, tries = 0.0, 0
+
+    async def work(_: AsyncConnection) -> None:
+        nonlocal now, tries
+        now, tries = now + 30, tries + 1  # as long as SQLite itself waits
+        raise fault("database is locked")
+
+    monkeypatch.setattr("llama_index_memory_tiers.storage.database.time.monotonic", lambda: now)
+    with pytest.raises(StorageUnavailableError, match=r"is locked\) in 3 tries, 90 s") as caught:
+        await storage._database.write(work)
+    assert tries == 3
+    assert "Close what has the file open" in str(caught.value)
+    assert "waiting for the database (database is locked)" in caplog.text
 
 
 @pytest.mark.parametrize("error", [fault("no such column: x"), fault("disk full", sqlstate="53100")], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from llama_index_memory_tiers.extraction.models import llm_of_settings
 from llama_index_memory_tiers.heat import RAW, Policy, Scale
 from llama_index_memory_tiers.records import NewRecord, Scope
 from llama_index_memory_tiers.storage import OwnerReader, codec
+
+_logger = logging.getLogger(__name__)
 
 
 class ModelledBlock(TieredMemoryBlock):
@@ -109,6 +112,8 @@ class ModelledBlock(TieredMemoryBlock):
         return [replace(one, knowledge=tuple(map(found, one.knowledge))) for one in promotions]
 
     def _failed(self, scope: Scope, error: Exception) -> None:
+        about = {"block": self.key, "session_id": scope.session_id, "error": type(error).__name__}
+        _logger.warning("block %s goes on without a model's answer (%s)", self.key, type(error).__name__, extra=about)
         emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
 
     async def _scaled_quietly(self, query: Query) -> Scale:
