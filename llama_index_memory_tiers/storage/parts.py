@@ -14,9 +14,9 @@ from sqlalchemy import and_, bindparam, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.moments import from_microseconds
-from llama_index_memory_tiers.records import Place, Record, StoredMessage
+from llama_index_memory_tiers.records import Record, StoredMessage
 from llama_index_memory_tiers.storage.database import Database
-from llama_index_memory_tiers.storage.record_rows import owned, readable
+from llama_index_memory_tiers.storage.record_rows import owned, places_of, readable
 from llama_index_memory_tiers.storage.rows import GONE, chunks, decode_rows
 from llama_index_memory_tiers.storage.schema import Tables
 
@@ -100,18 +100,14 @@ class PartReader:
 
     async def by_ids(self, owner: str, ids: Sequence[str]) -> list[Record]:
         """Records of an owner, whatever became of them, oldest first, with their sources."""
-        r, s = self._r, self._t.sources
+        r = self._r
 
         async def work(connection: AsyncConnection) -> list[Record]:
             rows: list[Any] = []
-            places: dict[int, tuple[Place, ...]] = {}
             for part in chunks(ids):
                 found = await connection.execute(select(r).where(owned(r, owner), r.c.uid.in_(part)))
                 rows += found.all()
-            for part in chunks([row.id for row in rows]):
-                query = select(s).where(s.c.record_id.in_(part)).order_by(s.c.sid, s.c.seq)
-                for row in await connection.execute(query):
-                    places[row.record_id] = (*places.get(row.record_id, ()), (row.sid, row.seq))
+            places = await places_of(connection, self._t.sources, [row.id for row in rows])
             rows.sort(key=lambda row: int(row.id))
             return list(readable(rows, places).values())
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Table, and_, func, not_
+from sqlalchemy import ColumnElement, FromClause, Table, and_, func, not_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.moments import from_microseconds
 from llama_index_memory_tiers.records import Place, Record
+from llama_index_memory_tiers.storage.rows import chunks
 
 PAGE = "page"
 """Kind of records without a text of their own: it is what was said in the messages that they come from."""
@@ -61,6 +63,30 @@ def _record(row: Any, sources: tuple[Place, ...]) -> Record:
         parent=row.parent,
         tokens=row.tokens,
     )
+
+
+async def places_of(connection: AsyncConnection, sources: Table, ids: Sequence[int]) -> dict[int, tuple[Place, ...]]:
+    """Read where records come from.
+
+    Args:
+        connection: Where.
+        sources: The table of sources.
+        ids: Rows of records.
+
+    Returns:
+        The places of each record in the order of the log; records without any are missing.
+    """
+    found: dict[int, list[Place]] = {}
+    for part in chunks(ids):
+        query = (
+            select(sources.c.record_id, sources.c.sid, sources.c.seq)
+            .where(sources.c.record_id.in_(part))
+            .order_by(sources.c.sid, sources.c.seq)
+        )
+        for number, sid, seq in await connection.execute(query):
+            found.setdefault(number, []).append((sid, seq))
+    # Made once: a tuple that grows is copied for each of a long session's messages.
+    return {number: tuple(places) for number, places in found.items()}
 
 
 def readable(rows: Iterable[Any], places: Mapping[int, tuple[Place, ...]]) -> dict[int, Record]:

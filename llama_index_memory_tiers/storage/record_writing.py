@@ -22,7 +22,7 @@ from llama_index_memory_tiers.storage.index import (
     encode_vector,
 )
 from llama_index_memory_tiers.storage.parts import SHARED
-from llama_index_memory_tiers.storage.record_rows import agent_key, owned
+from llama_index_memory_tiers.storage.record_rows import agent_key, owned, places_of
 from llama_index_memory_tiers.storage.rows import chunks
 from llama_index_memory_tiers.storage.schema import Tables
 
@@ -40,15 +40,7 @@ class RecordWriter:
 
     async def sources(self, connection: AsyncConnection, ids: Sequence[int]) -> dict[int, tuple[Place, ...]]:
         """Where records come from, by their rows."""
-        s = self._t.sources
-        found: dict[int, tuple[Place, ...]] = {}
-        for part in chunks(ids):
-            rows = await connection.execute(
-                select(s.c.record_id, s.c.sid, s.c.seq).where(s.c.record_id.in_(part)).order_by(s.c.sid, s.c.seq)
-            )
-            for row in rows:
-                found[row.record_id] = (*found.get(row.record_id, ()), (row.sid, row.seq))
-        return found
+        return await places_of(connection, self._t.sources, ids)
 
     async def write(
         self, connection: AsyncConnection, owner: str, block: str, rev: int, changes: Changes, *, now: int

@@ -11,10 +11,10 @@ from sqlalchemy import String, and_, case, cast, func, literal, or_, select, tex
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.moments import from_microseconds
-from llama_index_memory_tiers.records import Record, StoredMessage
+from llama_index_memory_tiers.records import Place, Record, StoredMessage
 from llama_index_memory_tiers.storage.database import Database
-from llama_index_memory_tiers.storage.record_rows import readable
-from llama_index_memory_tiers.storage.rows import GONE, Session, chunks, decode_rows, storable_ids
+from llama_index_memory_tiers.storage.record_rows import places_of, readable
+from llama_index_memory_tiers.storage.rows import GONE, Session, decode_rows, storable_ids
 from llama_index_memory_tiers.storage.schema import VERSION, Tables
 
 _PAGE_ROWS = 500
@@ -254,15 +254,6 @@ class Survey:
             if len(rows) < _PAGE_ROWS:
                 return
 
-    async def sources(self, records: Sequence[Any]) -> dict[int, tuple[tuple[int, int], ...]]:
-        """Places of the messages that records came from, by row."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        s = self._t.sources
-        for part in chunks([row.id for row in records]):
-            for number, sid, seq in await self._read(select(s).where(s.c.record_id.in_(part))):
-                found.setdefault(number, []).append((sid, seq))
-        return {number: tuple(sorted(places)) for number, places in found.items()}
-
     async def messages(
         self, user_id: str, session_id: str | None = None, ids: Collection[str] | None = None
     ) -> list[StoredMessage]:
@@ -350,7 +341,10 @@ class Survey:
         return await self._told(await self._read(query))
 
     async def _told(self, rows: Sequence[Any]) -> list[tuple[str, Record]]:
-        found = readable(rows, await self.sources(rows))
+        async def work(connection: AsyncConnection) -> dict[int, tuple[Place, ...]]:
+            return await places_of(connection, self._t.sources, [row.id for row in rows])
+
+        found = readable(rows, await self._database.read(work) if rows else {})
         return [(row.owner, found[row.id]) for row in rows if row.id in found]
 
     # -- inside ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -222,3 +223,24 @@ async def test_a_database_of_the_first_version_keeps_its_records(
     await new.records.parts.visit(ANN, ["a"])
     assert (await reader(new).visits("fact"))["a"].count == 1
     assert [tuple(row) for row in await rows(new, "SELECT max(version) FROM {t}_schema")] == [(VERSION,)]
+
+
+async def test_a_record_of_a_long_session_is_read_in_a_time_that_grows_with_its_messages(storage: Storage) -> None:
+    await told(storage, "hello")
+    places = tuple((1, seq) for seq in range(1, 40_001))
+    await change(storage, add=(NewRecord("long", "summary", sources=places), NewRecord("short", "summary")))
+
+    async def seconds(read: Callable[[], Any]) -> float:
+        began = time.perf_counter()
+        found = await read()
+        took = time.perf_counter() - began
+        assert [getattr(one, "sources", ()) for one in found] == [places, ()]
+        return took
+
+    async def surveyed() -> list[Record]:
+        return [record for _, record in await storage.survey.records("ann")]
+
+    # Where each place made a new tuple of those before, each of these took four seconds and more.
+    assert await seconds(lambda: storage.records.records(ANN, kinds=["summary"])) < 1.5
+    assert await seconds(lambda: storage.records.parts.by_ids(ANN, ["long", "short"])) < 1.5
+    assert await seconds(surveyed) < 1.5
