@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -206,7 +208,7 @@ def test_whoever_reads_and_a_kill_find_the_old_file_or_the_new_one(folder: Path)
 def test_whoever_writes_waits_for_other_processes(folder: Path) -> None:
     files = OwnerFiles(folder, 10_000)
     files.append(date(2026, 3, 2), "first\n")
-    with (folder / ".lock").open("a") as lock:
+    with next((folder.parent / ".locks").iterdir()).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one open file is to another what a process is to another
         writers = [
             threading.Thread(target=files.append, args=(date(2026, 3, 2), "second\n")),
@@ -219,6 +221,92 @@ def test_whoever_writes_waits_for_other_processes(folder: Path) -> None:
     for writer in writers:
         writer.join()
     assert (files.memory(), files.day(date(2026, 3, 2))) == ("text\n", "first\nsecond\n")
+
+
+WRITING = """
+import sys
+from datetime import date
+from pathlib import Path
+from llama_index_memory_tiers.blocks.journal.files import OwnerFiles
+files = OwnerFiles(Path(sys.argv[1]), 10_000)
+print("ready", flush=True)
+files.append(date(2026, 3, 2), "a day\\n")
+files.change_memory(lambda old: old + "a note\\n")
+"""
+
+
+def started(script: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_whoever_waits_while_a_folder_is_erased_writes_into_a_new_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = OwnerFiles(folder / "ann", 10_000)
+    files.append(date(2026, 3, 1), "erased\n")
+    (files.folder / ".lock").touch()  # as earlier versions left it
+    waiting: list[subprocess.Popen[str]] = []
+    delete = shutil.rmtree
+
+    def late(path: Path) -> None:
+        child = started(WRITING, path)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        waiting.append(child)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(timeout=0.5)
+        delete(path)
+        assert not path.exists()
+
+    monkeypatch.setattr(shutil, "rmtree", late)
+    assert files.erase() == 1
+    _, trouble = waiting[0].communicate(timeout=30)
+    assert (waiting[0].returncode, trouble) == (0, "")
+    assert [files.day(day) for day, _, _ in files.days()] == ["a day\n"]
+    assert files.memory() == "a note\n"
+
+
+def test_many_write_while_a_folder_is_erased_again_and_again(folder: Path) -> None:
+    files = OwnerFiles(folder / "ann", 1_000_000)
+    loop = WRITING.replace("files.append", "for _ in range(40): files.append")
+    children = [started(loop, files.folder) for _ in range(2)]
+    while any(child.poll() is None for child in children):
+        files.erase()
+    assert [child.communicate() for child in children] == [("ready\n", "")] * 2
+    files.erase()
+    assert list(folder.iterdir()) == [folder / ".locks"]
+
+
+def test_what_is_left_of_an_erased_folder_does_not_say_whose_it_was(folder: Path) -> None:
+    scope = Scope("ann", "s")
+    files = OwnerFiles(folder / folder_name(scope), 10_000)
+    files.append(date(2026, 3, 1), "erased\n")
+    assert files.erase() == 1
+    left = [path.name for path in folder.rglob("*")]
+    assert not any("ann" in name or folder_name(scope)[-20:] in name for name in left)
+    assert files.erase() == 0
+
+
+def test_days_are_written_as_bytes_where_files_of_text_are_something_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+    real = os.open
+
+    def noting(path: Any, flags: int, *rest: int, **more: Any) -> int:
+        opened.append(flags)
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "O_BINARY", os.O_CLOEXEC, raising=False)  # Windows has it
+    monkeypatch.setattr(os, "open", noting)
+    OwnerFiles(folder, 10_000).append(date(2026, 3, 1), "a day\n")
+    assert [bool(flags & os.O_CLOEXEC) for flags in opened if flags & os.O_APPEND] == [True]
 
 
 async def test_a_memory_file_beyond_its_bound_is_refused_and_may_shrink(storage: Storage, folder: Path) -> None:

@@ -24,7 +24,10 @@ except ImportError:  # Windows: threads of this process wait for each other, oth
 
 MEMORY_FILE = "MEMORY.md"
 
-_LOCK_FILE = ".lock"
+# Beside the owners' folders: one that is erased takes no lock along that somebody waits for. Shared by some owners, so
+# that their names say nothing of who was here.
+_LOCKS = ".locks"
+_OLD_LOCK_FILE = ".lock"  # earlier versions had it in the owner's folder
 _NAME_CHARS = 32
 _DAY = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.(\d{1,6}))?\.md")
 _THREADS = threading.Lock()
@@ -77,7 +80,7 @@ class OwnerFiles:
             ConfigurationError: The file would be larger than its bound.
         """
         path = self.folder / MEMORY_FILE
-        with self._alone():
+        with self._writing():
             while True:
                 seen = _stamp(path)
                 old = self._read(path)
@@ -107,7 +110,7 @@ class OwnerFiles:
         data = entry.encode("utf-8", "surrogateescape")
         if len(data) > self._max_bytes:
             data = data[: self._max_bytes - 5].decode("utf-8", "ignore").encode() + "…\n".encode()
-        with self._alone():
+        with self._writing():
             number = max((n for d, n, _ in self.days() if d == day), default=1)
             path = self._day_file(day, number)
             if path.exists() and path.stat().st_size + len(data) > self._max_bytes:
@@ -140,7 +143,9 @@ class OwnerFiles:
         if not self.folder.is_dir():
             return 0
         with self._alone():
-            count = sum(path.is_file() and path.name != _LOCK_FILE for path in self.folder.rglob("*"))
+            if not self.folder.is_dir():  # somebody else was faster
+                return 0
+            count = sum(path.is_file() and path.name != _OLD_LOCK_FILE for path in self.folder.rglob("*"))
             shutil.rmtree(self.folder)
         return count
 
@@ -155,9 +160,17 @@ class OwnerFiles:
             return ""
 
     @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._alone():
+            self.folder.mkdir(exist_ok=True, mode=0o700)  # here, as it may have been erased while this waited
+            yield
+
+    @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _THREADS, (self.folder / _LOCK_FILE).open("a") as lock:
+        locks = self.folder.parent / _LOCKS
+        locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = hashlib.sha256(self.folder.name.encode("utf-8", "surrogateescape")).hexdigest()[:2]
+        with _THREADS, (locks / name).open("a") as lock:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, also by a kill
             yield
@@ -173,7 +186,9 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 def _append(path: Path, data: bytes) -> None:
     """Write at the end of a file: all of it, or nothing when the disk is full."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # Without O_BINARY Windows writes another end of line than was counted.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         if os.write(descriptor, data) < len(data):
