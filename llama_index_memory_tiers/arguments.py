@@ -131,7 +131,7 @@ def check_arguments(given: Mapping[str, Any]) -> Arguments:
         raise ConfigurationError(
             f"Unknown arguments were given: {', '.join(unknown)}.",
             allowed=f"TieredMemory knows: {', '.join(known)}.",
-            remedy=f"Did you mean {' or '.join(likely)}?" if likely else "Remove them, or correct the spelling.",
+            remedy=f"Perhaps {' or '.join(likely)} was meant; else remove them." if likely else "Remove them, or correct the spelling.",
         )
     fields = {**_DEFAULTS, **given}
     _apply_budget(fields, given)

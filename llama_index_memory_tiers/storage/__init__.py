@@ -34,7 +34,8 @@ from llama_index_memory_tiers.storage.keeper import IndexKeeper, SyncProgress
 from llama_index_memory_tiers.storage.log import MessageLog
 from llama_index_memory_tiers.storage.marks import IndexState, MarkStore
 from llama_index_memory_tiers.storage.outside import OutsideSearch
-from llama_index_memory_tiers.storage.owners import OwnerReader, owner_key
+from llama_index_memory_tiers.storage.owner_keys import owner_key
+from llama_index_memory_tiers.storage.owners import OwnerReader
 from llama_index_memory_tiers.storage.packs import PackStore
 from llama_index_memory_tiers.storage.parts import SUM, Visits
 from llama_index_memory_tiers.storage.record_rows import PAGE

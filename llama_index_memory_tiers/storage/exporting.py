@@ -11,6 +11,7 @@ from sqlalchemy import Select, and_, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.owner_keys import session_key, session_of, user_key
 from llama_index_memory_tiers.storage.rows import chunks
 from llama_index_memory_tiers.storage.schema import UNFINISHED, Tables
 from llama_index_memory_tiers.storage.transfer import LineWriter, Progress
@@ -137,10 +138,10 @@ class Exporter:
         """Statements for all records of these owners; of a person's, when only a session is meant, its share."""
         r, s = self._t.records, self._t.sources
         columns = (r.c.id, r.c.owner, r.c.sid, r.c.seq, r.c.parent, *(r.c[name] for name in RECORD_FIELDS))
-        person = r.c.owner == f"u:{user_id}"
+        person = r.c.owner == user_key(user_id)
         if not whole:
             person = and_(person, exists().where(s.c.record_id == r.c.id, s.c.sid.in_(list(numbers))))
-        own = [r.c.owner.in_([f"s:{sid}" for sid in part]) for part in chunks(list(numbers))]
+        own = [r.c.owner.in_([session_key(sid) for sid in part]) for part in chunks(list(numbers))]
         if len(own) <= 1:
             mine = [*own, *([person] if user_id else [])]
             return [select(*columns).where(or_(*mine))] if mine else []
@@ -199,12 +200,12 @@ def _write_page(
     writer: LineWriter, rows: Sequence[Any], found: Mapping[str, Mapping[int, Any]], numbers: Mapping[int, int]
 ) -> None:
     for row in rows:
-        owner = row.owner.removeprefix("s:")
+        session = session_of(row.owner)
         vectors = found["vectors"].get(row.id, {})
         sources = sorted((numbers[sid], seq) for sid, seq in found["sources"].get(row.id, ()) if sid in numbers)
         fields = {
             **{name: getattr(row, name) for name in RECORD_FIELDS},
-            "owner": None if row.owner.startswith("u:") else numbers[int(owner)],
+            "owner": None if session is None else numbers[session],
             "place": [numbers[row.sid], row.seq] if row.sid in numbers else None,
             "sources": sources,
             "vectors": {model: vectors[model] for model in sorted(vectors)},

@@ -19,8 +19,9 @@ from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.erasing import Eraser, Rewind
 from llama_index_memory_tiers.storage.keeper import IndexKeeper
 from llama_index_memory_tiers.storage.log import MessageLog
-from llama_index_memory_tiers.storage.meant import Meant, owners_of
+from llama_index_memory_tiers.storage.meant import Meant
 from llama_index_memory_tiers.storage.outlook import Outlook, foresee
+from llama_index_memory_tiers.storage.owner_keys import owner_keys
 from llama_index_memory_tiers.storage.records import RecordStore
 from llama_index_memory_tiers.storage.rows import chunks
 from llama_index_memory_tiers.storage.schema import Tables
@@ -256,7 +257,7 @@ class ForgettingStore:
                 for rewind in rewinds:
                     rows |= rewind.records
             rows |= await eraser.parts_of(connection, rows.values())
-            owners = {row.owner for row in rows.values()} | owners_of(run.selection.user_id, [sid])
+            owners = {row.owner for row in rows.values()} | owner_keys(run.selection.user_id, [sid])
             revisions = await eraser.touch(connection, owners)
             await eraser.void_claims(connection, sid)
             moved = sum([await eraser.move_back(connection, rewind) for rewind in rewinds])

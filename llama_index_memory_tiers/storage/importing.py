@@ -17,6 +17,7 @@ from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.exporting import MESSAGE_FIELDS, RECORD_FIELDS, Exporter, message_line
+from llama_index_memory_tiers.storage.owner_keys import session_key, user_key
 from llama_index_memory_tiers.storage.rows import chunks
 from llama_index_memory_tiers.storage.schema import Tables, owner_touch
 from llama_index_memory_tiers.storage.transfer import Progress, TransferReport, check_file, damaged, rows_of
@@ -194,10 +195,10 @@ class Importer:
     @staticmethod
     def _owner(state: _Import, fields: Mapping[str, Any]) -> str:
         if fields["owner"] is not None:
-            return f"s:{state.sids[fields['owner']]}"
+            return session_key(state.sids[fields["owner"]])
         if not state.user_id:
             raise damaged("a record belongs to no one")
-        return f"u:{state.user_id}"
+        return user_key(state.user_id)
 
     async def _row(self, connection: AsyncConnection, state: _Import, fields: Mapping[str, Any]) -> dict[str, Any]:
         owner = self._owner(state, fields)

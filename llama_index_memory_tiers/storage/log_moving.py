@@ -12,7 +12,7 @@ from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.erasing import Eraser
 from llama_index_memory_tiers.storage.log_reading import LogReader
-from llama_index_memory_tiers.storage.packs import raise_epoch
+from llama_index_memory_tiers.storage.owner_keys import owner_keys
 from llama_index_memory_tiers.storage.rows import (
     ACTIVE,
     ARCHIVED,
@@ -207,8 +207,7 @@ class LogMover(LogReader):
 
     async def _forget(self, connection: AsyncConnection, user_id: str, sid: int, seqs: Sequence[int]) -> None:
         """Delete what messages are found by, and void what blocks prepare from their session right now."""
-        owners = (f"u:{user_id}", f"s:{sid}") if user_id else (f"s:{sid}",)
-        revisions = {owner: await raise_epoch(connection, self._tables, owner) for owner in owners}
+        revisions = await self._eraser.touch(connection, owner_keys(user_id, [sid]))
         found = await self._eraser.derived(connection, sid, seqs, kinds=("message",))
         await self._eraser.delete(connection, found.values(), revisions)
 

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llama_index_memory_tiers.records import Place, StoredMessage
 from llama_index_memory_tiers.roles import SYSTEM_ROLES
 from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.owner_keys import session_keys, session_of, user_key, user_of
 from llama_index_memory_tiers.storage.rows import (
     ACTIVE,
     GONE,
@@ -116,7 +117,7 @@ class LogReader:
             )
             .select_from(
                 s.outerjoin(o, o.c.owner == bindparam("owner"))
-                .outerjoin(alone, alone.c.owner == literal("s:") + cast(s.c.sid, String))
+                .outerjoin(alone, alone.c.owner == session_keys(s.c.sid))
             )
             .where(mine)
         )  # fmt: skip
@@ -218,7 +219,7 @@ class LogReader:
         self, user_id: str, session_id: str, after: int
     ) -> tuple[_Standing | None, Sequence[RawMessage]]:
         async def work(connection: AsyncConnection) -> Sequence[RawMessage]:
-            values = {"u": user_id, "s": session_id, "after": after, "owner": f"u:{user_id}"}
+            values = {"u": user_id, "s": session_id, "after": after, "owner": user_key(user_id)}
             found = await connection.execute(self._window, values)
             # As the driver brought them: SQLAlchemy's own rows take as long to make as SQLite takes to read these.
             return found.cursor.fetchall()
@@ -288,8 +289,8 @@ class LogReader:
             The messages.
         """
         m, s = self._m, self._s
-        kind, _, name = owner.partition(":")
-        mine = s.c.user_id == name if kind == "u" else s.c.sid == int(name)
+        user_id = user_of(owner)
+        mine = s.c.sid == session_of(owner) if user_id is None else s.c.user_id == user_id
         found: list[StoredMessage] = []
         for sid in sorted({place[0] for place in places}):
             seqs = sorted({seq for place, seq in places if place == sid})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from sqlalchemy import String, cast, exists, func, literal, or_, select
+from sqlalchemy import exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.owner_keys import owner_keys, session_keys, user_key
 from llama_index_memory_tiers.storage.rows import GONE, chunks
 from llama_index_memory_tiers.storage.schema import Tables
 from llama_index_memory_tiers.storage.selection import Selection
@@ -61,7 +62,7 @@ class Meant:
     def _owners(self, selection: Selection) -> set[str]:
         """Whose records may be meant: a session's own, and a person's when not only a session is meant."""
         user = selection.user_id if selection.session_id is None else ""
-        return owners_of(user, selection.heads)
+        return owner_keys(user, selection.heads)
 
     def record_queries(self, selection: Selection) -> list[Any]:
         """Statements that find records which are meant themselves: named, or without any source."""
@@ -79,13 +80,13 @@ class Meant:
         if selection.session_id is not None and selection.user_id and selection.names_records:
             # Of what is known about the person, what came from this session.
             here = exists().where(s.c.record_id == r.c.id, s.c.sid.in_(list(selection.heads)))
-            found += [query.where(r.c.owner == f"u:{selection.user_id}", here) for query in named]
+            found += [query.where(r.c.owner == user_key(selection.user_id), here) for query in named]
         return found
 
     def _of_person(self, user_id: str) -> Any:
         r, s = self._t.records, self._t.sessions
-        own = select(literal("s:") + cast(s.c.sid, String)).where(s.c.user_id == user_id)
-        return or_(r.c.owner == f"u:{user_id}", r.c.owner.in_(own))
+        own = select(session_keys(s.c.sid)).where(s.c.user_id == user_id)
+        return or_(r.c.owner == user_key(user_id), r.c.owner.in_(own))
 
     async def records(self, selection: Selection, query: Any, until: int) -> AsyncIterator[list[Any]]:
         """Records that a statement of `record_queries` finds, up to a row, page by page."""
@@ -110,9 +111,3 @@ def _means(selection: Selection, row: Any) -> bool:
     if selection.filter is None:
         return True
     return row.data is not None and selection.filter.matches_message(row.role, row.data, row.meta)
-
-
-def owners_of(user_id: str, sids: Iterable[int]) -> set[str]:
-    """Keys of a person, when there is one, and of sessions."""
-    own = {f"s:{sid}" for sid in sids}
-    return own | {f"u:{user_id}"} if user_id else own

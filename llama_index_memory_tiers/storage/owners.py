@@ -1,4 +1,4 @@
-"""Owners: how they are named, and the read-only view of one that blocks are given."""
+"""The read-only view of one owner that blocks are given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from llama_index_memory_tiers.moments import from_microseconds
 from llama_index_memory_tiers.records import (
     Record,
-    Scope,
     StoredMessage,
 )
 from llama_index_memory_tiers.storage.index import (
@@ -17,23 +16,9 @@ from llama_index_memory_tiers.storage.index import (
     IndexQuery,
 )
 from llama_index_memory_tiers.storage.made import Take
+from llama_index_memory_tiers.storage.owner_keys import agent_key
 from llama_index_memory_tiers.storage.parts import Vector, Visits
-from llama_index_memory_tiers.storage.record_rows import agent_key
 from llama_index_memory_tiers.storage.records import RecalledMessage, RecordStore
-
-
-def owner_key(scope: Scope, sid: int, *, per_session: bool = False) -> str:
-    """Name the owner of what is learnt in a session.
-
-    Args:
-        scope: Whose session.
-        sid: Its private row.
-        per_session: Keep it to this session even though there is a user.
-
-    Returns:
-        `u:<user>` or `s:<session row>`; equal text means equal owner, character by character.
-    """
-    return f"u:{scope.user_id}" if scope.user_id is not None and not per_session else f"s:{sid}"
 
 
 class OwnerReader:

@@ -39,11 +39,6 @@ def indexed(records: Table) -> ColumnElement[bool]:
     return not_(is_page(records))
 
 
-def agent_key(agent_id: str) -> str:
-    """Name the owner of what an agent may tell all its users: `a:<agent>`."""
-    return f"a:{agent_id}"
-
-
 def _record(row: Any, sources: tuple[Place, ...]) -> Record:
     data = json.loads(row.data)
     if not isinstance(data, dict):

@@ -21,8 +21,9 @@ from llama_index_memory_tiers.storage.index import (
     encode_terms,
     encode_vector,
 )
+from llama_index_memory_tiers.storage.owner_keys import agent_key
 from llama_index_memory_tiers.storage.parts import SHARED
-from llama_index_memory_tiers.storage.record_rows import agent_key, owned, places_of
+from llama_index_memory_tiers.storage.record_rows import owned, places_of
 from llama_index_memory_tiers.storage.rows import chunks
 from llama_index_memory_tiers.storage.schema import Tables
 

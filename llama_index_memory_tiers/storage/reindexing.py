@@ -31,6 +31,7 @@ from llama_index_memory_tiers.records import StoredMessage
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.index import encode_vector
+from llama_index_memory_tiers.storage.owner_keys import session_keys, user_key
 from llama_index_memory_tiers.storage.packs import raise_epoch
 from llama_index_memory_tiers.storage.parts import SUM
 from llama_index_memory_tiers.storage.record_rows import PAGE, is_page
@@ -174,11 +175,11 @@ class Reindexer:
         s = self._t.sessions
         if user_id is None and session_id is None:
             return None
-        sessions = select((literal("s:") + cast(s.c.sid, String)).label("owner"))
+        sessions = select(session_keys(s.c.sid).label("owner"))
         sessions = sessions.where(s.c.user_id == (user_id or ""))
         if session_id is not None:
             return sessions.where(s.c.session_id == session_id)
-        return sessions.union_all(select(cast(literal(f"u:{user_id}"), String)))
+        return sessions.union_all(select(cast(literal(user_key(user_id or "")), String)))
 
     async def _owners(self, run: _Run, user_id: str | None, session_id: str | None, after: str) -> list[str]:
         """Owners of whom something is left to do."""

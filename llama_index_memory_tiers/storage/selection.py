@@ -184,7 +184,7 @@ def checked_selection(
     """
     if scope is None and ids is None and before is None and filter is None:
         raise ConfigurationError(
-            "Nothing was named to be forgotten.",
+            "A forget was asked for without saying what to forget.",
             allowed="It takes scope=, ids=, before= and filter=, alone or together.",
             remedy="To forget a whole session pass scope='session', to forget a person scope='user'.",
         )

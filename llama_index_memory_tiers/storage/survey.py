@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import String, and_, case, cast, func, literal, or_, select, text
+from sqlalchemy import and_, case, func, literal, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.moments import from_microseconds
 from llama_index_memory_tiers.records import Place, Record, StoredMessage
 from llama_index_memory_tiers.storage.database import Database
+from llama_index_memory_tiers.storage.owner_keys import session_keys, user_key, user_of
 from llama_index_memory_tiers.storage.record_rows import places_of, readable
 from llama_index_memory_tiers.storage.rows import GONE, Session, decode_rows, storable_ids
 from llama_index_memory_tiers.storage.schema import VERSION, Tables
@@ -362,9 +363,9 @@ class Survey:
         if user_id is None and session_id is None:
             return []
         r, s = self._t.records, self._t.sessions
-        own = select(literal("s:") + cast(s.c.sid, String)).where(*self._sessions_of(user_id, session_id))
+        own = select(session_keys(s.c.sid)).where(*self._sessions_of(user_id, session_id))
         mine = r.c.owner.in_(own)
-        return [or_(r.c.owner == f"u:{user_id}", mine) if user_id and session_id is None else mine]
+        return [or_(r.c.owner == user_key(user_id), mine) if user_id and session_id is None else mine]
 
     async def _read(self, query: Any) -> Sequence[Any]:
         async def work(connection: AsyncConnection) -> Sequence[Any]:
@@ -399,7 +400,7 @@ async def _message_texts(rows: Sequence[Any]) -> list[StoredText]:
 
 def _record_texts(rows: Sequence[Any]) -> list[StoredText]:
     found = readable(rows, {})
-    users = [row.owner.removeprefix("u:") if row.owner.startswith("u:") else "" for row in rows]
+    users = [user_of(row.owner) or "" for row in rows]
     return [
         StoredText(row.kind, row.uid, user, f"{row.text}\n{row.data}", row.text, damaged=row.id not in found)
         for row, user in zip(rows, users, strict=True)
