@@ -127,11 +127,14 @@ def check_arguments(given: Mapping[str, Any]) -> Arguments:
     unknown = sorted(set(given) - set(_DEFAULTS))
     if unknown:
         known = sorted({*_DEFAULTS, *(each.name for each in dataclasses.fields(Places)), "preset", "redaction"})
-        likely = sorted({name for one in unknown for name in difflib.get_close_matches(one, known, n=1, cutoff=0.5)})
+        close = (difflib.get_close_matches(one, known, n=1, cutoff=0.5) for one in unknown)
+        likely = sorted({name for names in close for name in names})
         raise ConfigurationError(
             f"Unknown arguments were given: {', '.join(unknown)}.",
             allowed=f"TieredMemory knows: {', '.join(known)}.",
-            remedy=f"Perhaps {' or '.join(likely)} was meant; else remove them." if likely else "Remove them, or correct the spelling.",
+            remedy=f"Perhaps {' or '.join(likely)} was meant; else remove them."
+            if likely
+            else "Remove them, or correct the spelling.",
         )
     fields = {**_DEFAULTS, **given}
     _apply_budget(fields, given)

@@ -225,6 +225,38 @@ def plan_retention(
     return tuple(found)
 
 
+def as_data(policies: Sequence[RetentionPolicy]) -> list[dict[str, Any]]:
+    """Rules as plain JSON data; see `from_data`."""
+    return [
+        {"rule": type(one).__name__} | {each.name: _plain(getattr(one, each.name)) for each in fields(one)}
+        for one in policies
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | float) else sorted(value)
+
+
+def from_data(data: Iterable[Mapping[str, Any]]) -> tuple[RetentionPolicy, ...]:
+    """Rules as `as_data` wrote them.
+
+    Raises:
+        ConfigurationError: One is of a kind that this release does not know.
+    """
+    kinds = {kind.__name__: kind for kind in _PLANS}
+    found = []
+    for one in data:
+        kind = kinds.get(str(one.get("rule")))
+        if kind is None:
+            raise ConfigurationError(
+                f"A rule of retention of kind {one.get('rule')!r:.50} was given.",
+                allowed=f"Rules are: {', '.join(kinds)}.",
+                remedy="Install the release that wrote it, or pass retention=.",
+            )
+        found.append(kind(**{name: value for name, value in one.items() if name != "rule"}))
+    return tuple(found)
+
+
 def checked_policies(given: Any) -> tuple[RetentionPolicy, ...]:
     """Refuse what is no list of rules.
 

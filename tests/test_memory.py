@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_tiers import StaticMemoryBlock, Storage, TieredMemory, TokenBudget, VectorMemoryBlock
+from llama_index_memory_tiers import (
+    ByAge,
+    NearDuplicates,
+    Redactor,
+    StaticMemoryBlock,
+    Storage,
+    TieredMemory,
+    TokenBudget,
+    VectorMemoryBlock,
+)
 from llama_index_memory_tiers.errors import BudgetError, ConfigurationError
 
 KEY = "sk-proj-4f9Kq2LmZx81BvNc7Tr5Wy3HsD6GjP0aQeRuIoXbM"
@@ -267,6 +277,34 @@ def test_a_password_in_the_query_of_an_address_is_missed_as_well() -> None:
     with pytest.raises(ConfigurationError, match="holds no password"):
         TieredMemory.from_handle(handle)
     assert TieredMemory.from_handle(handle, storage=uri).session_id == "s"
+
+
+async def test_a_handle_keeps_what_may_leave_and_what_takes_secrets_out(tmp_path: Path) -> None:
+    rules = [ByAge(days=30, kinds={"message", "fact"}), NearDuplicates(similarity=0.8)]
+    for redaction in ("default", None):
+        memory = TieredMemory(storage=tmp_path / "m.db", session_id="s", retention=rules, redaction=redaction)
+        handle = json.loads(json.dumps(memory.to_handle()))
+        again = TieredMemory.from_handle(handle)
+        assert [replace(rule, kinds=frozenset(rule.kinds)) for rule in again.retention] == [
+            replace(rule, kinds=frozenset(rule.kinds or ())) for rule in rules
+        ]
+        assert again._shared.entries.redactor == memory._shared.entries.redactor
+        await again.aclose()
+        await memory.aclose()
+    handle["settings"]["retention"].append({"rule": "ByMood"})
+    with pytest.raises(ConfigurationError, match="ByMood"):
+        TieredMemory.from_handle(handle)
+
+
+def test_a_handle_of_a_memory_with_its_own_redactor_is_not_taken_up_with_another_by_mistake(tmp_path: Path) -> None:
+    own = Redactor(key=b"sixteen bytes or")
+    handle = json.loads(json.dumps(TieredMemory(storage=tmp_path / "m.db", session_id="s", redaction=own).to_handle()))
+    assert "sixteen" not in json.dumps(handle)
+    with pytest.raises(ConfigurationError, match="Redactor of its own"):
+        TieredMemory.from_handle(handle)
+    assert TieredMemory.from_handle(handle, redaction=own)._shared.entries.redactor == own
+    del handle["redaction"], handle["settings"]["retention"]  # as the release before wrote it
+    assert TieredMemory.from_handle(handle).retention == ()
 
 
 async def test_a_handle_keeps_the_estimates_of_media(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from llama_index.core.memory.memory import (
 )
 from typing_extensions import Self
 
+from llama_index_memory_tiers import retention
 from llama_index_memory_tiers.board import Duplicates, MessageBoard
 from llama_index_memory_tiers.checks import checked
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.memory.putting import Putting
 from llama_index_memory_tiers.records import Cause, Scope
+from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.addresses import lacks_password
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
@@ -123,7 +125,9 @@ class Sessions(Putting):
             | {
                 "insert_method": self.insert_method.value,
                 "budget": self.budget.to_dict() if self.budget is not None else None,
+                "retention": retention.as_data(self.retention),
             },
+            "redaction": _kind_of(self._shared.entries.redactor),
         }
 
     @classmethod
@@ -150,6 +154,8 @@ class Sessions(Putting):
             ConfigurationError: The handle is of a newer version or not whole, or its storage was private.
         """
         _check_handle(handle, whole=not isinstance(storage, Storage))
+        if "redaction" not in settings:
+            settings["redaction"] = _redaction_of(handle)
         address = storage if storage is not None else handle["storage"]
         if address is None:
             raise ConfigurationError(
@@ -168,6 +174,8 @@ class Sessions(Putting):
         kept = {**handle["settings"]}
         if settings.get("budget") is not None:
             kept = {name: value for name, value in kept.items() if name not in {"token_limit", "reserve_tokens"}}
+        if "retention" in kept:
+            kept["retention"] = retention.from_data(kept["retention"])
         memory = cls(
             storage=address,
             session_id=handle["session_id"],
@@ -187,6 +195,22 @@ _HANDLE_SETTINGS = (
     "delivery", "recall_position", "claim_seconds", "image_token_size_estimate", "audio_token_size_estimate",
     "video_token_size_estimate", "document_token_size_estimate", "maintain_every",
 )  # fmt: skip
+
+
+def _kind_of(redactor: Redactor | None) -> str | None:
+    return None if redactor is None else "default" if redactor == Redactor() else "own"
+
+
+def _redaction_of(handle: Mapping[str, Any]) -> Any:
+    """What takes secrets out, as far as a handle can say."""
+    kind = handle.get("redaction", "default")
+    if kind == "own":
+        raise ConfigurationError(
+            "The handle of a memory with a Redactor of its own was given without redaction=.",
+            allowed="A handle holds no patterns and no key.",
+            remedy="Pass the same redaction=Redactor(…), or redaction='default'.",
+        )
+    return kind
 
 
 def _check_handle(handle: Mapping[str, Any], *, whole: bool) -> None:
