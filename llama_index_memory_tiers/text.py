@@ -92,6 +92,22 @@ def _stem(word: str) -> str:
     return str(stemmer.stemWord(word))
 
 
+def folded(text: str) -> str:
+    """What two texts have in common that read alike: for telling whether one stands in the other.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        Without case, width, normal form, and the signs that are not seen, such as a space of no width.
+    """
+    if text.isascii():
+        return text.casefold()
+    seen = "".join(character for character in text if unicodedata.category(character) != "Cf")
+    # Folding may take letters apart that the normal form puts together.
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", seen).casefold())
+
+
 def analyse(text: str) -> dict[str, int]:
     """Terms of a text for BM25.
 

@@ -11,12 +11,14 @@ from typing import Any, Literal, get_args
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.moments import to_microseconds
 from llama_index_memory_tiers.storage import codec
+from llama_index_memory_tiers.text import folded
 
 ForgetScope = Literal["user", "session"]
 Derived = Literal["drop", "rederive"]
 
 _MEDIA = frozenset({"image", "audio", "video", "document"})
 _BINARY = frozenset({"image", "audio", "video", "data"})
+_FREE = frozenset({"tool_kwargs", "metadata"})  # here the names of fields are not ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class ForgetFilter:
     """Which messages and records, by what they are; all that are given must hold.
 
     Args:
-        contains: Text that occurs in them, upper and lower case alike: in a message's text and tool calls, in a
-            record's text and fields.
+        contains: Text that occurs in them: in a message's text and tool calls, in a record's text and fields. Case,
+            width and Unicode's normal forms make no difference, nor do signs that are not seen, in either.
         speaker: Who said it: a message's `sent_from`, or its role when there is none.
         sent_to: Whom a message addresses.
         cause_by: What made a message.
@@ -41,7 +43,7 @@ class ForgetFilter:
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in asdict(self).items() if value is not None}
-        wrong = [name for name, value in given.items() if not isinstance(value, str) or not value.strip()]
+        wrong = [name for name, value in given.items() if not isinstance(value, str) or not folded(value).strip()]
         if wrong or not given:
             raise ConfigurationError(
                 f"ForgetFilter({', '.join(f'{name}={given[name]!r:.100}' for name in wrong)}) was given.",
@@ -72,30 +74,43 @@ class ForgetFilter:
             return False
         if self.contains is None:
             return True
-        needle = codec.storable(self.contains).casefold()
-        return needle in text.casefold() or _occurs(self.contains, data)
+        return folded(codec.storable(self.contains)) in folded(text) or _occurs(self.contains, data)
 
 
-def _occurs(needle: str, data: str) -> bool:
+def _occurs(wanted: str, data: str) -> bool:
+    needle = folded(codec.storable(wanted))
     try:
         texts: Sequence[str] = list(_strings(json.loads(data)))
     except (ValueError, RecursionError):
         texts = [data]  # damaged: what can be read of it
-    return any(needle.casefold() in text.casefold() for text in texts)
+    return any(needle in folded(text) for text in texts)
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """All texts inside, without images and the like, whose letters mean nothing."""
+def _strings(value: Any, names: bool = False) -> Iterator[str]:
+    """All texts inside, without images and the like, whose letters mean nothing; `names` adds those of fields."""
     if isinstance(value, str):
         yield value
+        yield from _inside(value)
     elif isinstance(value, Mapping):
         hidden = _BINARY if value.get("block_type") in _MEDIA else frozenset()
         for name, part in value.items():
+            if names:
+                yield name
             if name not in hidden:
-                yield from _strings(part)
+                yield from _strings(part, names or name in _FREE)
     elif isinstance(value, list):
         for part in value:
-            yield from _strings(part)
+            yield from _strings(part, names)
+
+
+def _inside(text: str) -> Sequence[str]:
+    """Texts inside of one that is JSON, such as a tool's arguments, where a letter may be written as its number."""
+    if text.lstrip()[:1] not in {"{", "["}:
+        return ()
+    try:
+        return list(_strings(json.loads(text), names=True))
+    except (ValueError, RecursionError):
+        return ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -522,6 +522,16 @@ async def test_a_journal_that_cannot_be_read_does_not_stand_in_the_way_of_forget
         await memory.aclose()
 
 
+async def test_what_is_forgotten_is_looked_for_in_the_files_however_it_is_written(tmp_path: Path) -> None:
+    block = JournalMemoryBlock(directory=tmp_path / "journals")
+    async with Storage(tmp_path / "m.db") as storage:
+        memory = TieredMemory(storage=storage, user_id="ann", session_id="s", memory_blocks=[block])
+        await block.of(memory).set("Friends", "Zoe\u0308 and Z\u200boë")
+        receipt = await memory.aforget(filter=ForgetFilter(contains="ZO\u00cb"))
+        assert [entry.left for entry in receipt.entries if entry.store == block.name] == [2]
+        await memory.aclose()
+
+
 async def test_forgetting_one_session_leaves_what_belongs_to_the_person(tmp_path: Path) -> None:
     block = JournalMemoryBlock(directory=tmp_path / "journals")
     async with Storage(tmp_path / "m.db") as storage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ async def test_the_scope_of_a_user_needs_a_user(make_storage: MakeStorage) -> No
         await memory.aforget(scope="user")
 
 
-@pytest.mark.parametrize("given", [{}, {"contains": ""}, {"speaker": 3}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"contains": ""}, {"contains": "\u200b"}, {"speaker": 3}], ids=ascii)
 def test_an_empty_filter_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         ForgetFilter(**given)
@@ -219,6 +220,42 @@ async def test_a_filter_matches_what_it_says(storage: Storage, chosen: ForgetFil
     before = [stored.id for stored in await memory.amessages()]
     assert (await memory.aforget(filter=chosen)).complete
     assert [stored.id for stored in await memory.amessages()] == [one for one in before if one not in gone]
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        ("Zoe\u0308 came", "Zo\u00eb"),
+        ("Zo\u00eb came", "zoe\u0308"),
+        ("ｇｏｕｔ", "gout"),
+        ("gout", "Ｇｏｕｔ"),
+        ("my go\u200but", "gout"),
+        ("my gout", "go\u00adut"),
+        ("STRASSE", "straße"),
+    ],
+    ids=ascii,
+)
+async def test_what_reads_alike_is_forgotten_however_it_is_written(
+    make_storage: MakeStorage, written: str, wanted: str
+) -> None:
+    memory = memory_of(make_storage("file"))
+    await memory.aput(said("user", written), uid="said")
+    call = ToolCallBlock(tool_call_id="1", tool_name="find", tool_kwargs={"q": {written: 1}})
+    await memory.aput(ChatMessage(role="assistant", blocks=[call]), uid="named")
+    quoted = json.dumps({"q": json.dumps([written])})
+    call = ToolCallBlock(tool_call_id="2", tool_name="find", tool_kwargs=quoted)
+    await memory.aput(ChatMessage(role="assistant", blocks=[call]), uid="block")
+    asked = {"tool_calls": [{"id": "3", "function": {"name": "find", "arguments": json.dumps({written: "x"})}}]}
+    await memory.aput(ChatMessage(role="assistant", content="", additional_kwargs=asked), uid="extra")
+    await memory.aput(said("user", "[not JSON"), uid="other")
+    note = await memory.aremember(written, {"who": written})
+    other = await memory.aremember("of no account")
+    receipt = await memory.aforget(filter=ForgetFilter(contains=wanted))
+    assert receipt.complete
+    assert [stored.id for stored in await memory.amessages()] == ["other"]
+    assert written not in await everything_written(memory.storage)
+    assert note not in (left := await everything_written(memory.storage))
+    assert other in left
 
 
 async def test_a_record_is_forgotten_by_its_id_and_its_message_stays(storage: Storage) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
+from llama_index_memory_tiers.text import folded
 
 try:
     import fcntl
@@ -134,9 +135,9 @@ class OwnerFiles:
         return "\n".join(self._read(path) for found, _, path in self.days() if found == day)
 
     def count(self, text: str) -> int:
-        """How often a text stands in the files, whatever its case."""
+        """How often a text stands in the files, as `ForgetFilter` compares."""
         paths = self.folder.rglob("*.md") if self.folder.is_dir() else ()
-        return sum(self._read(path).casefold().count(text.casefold()) for path in paths)
+        return sum(folded(self._read(path)).count(folded(text)) for path in paths)
 
     def erase(self) -> int:
         """Delete the folder with all that is in it; how many files there were."""
