@@ -25,6 +25,7 @@ from llama_index_memory_tiers.budget import DOCUMENT_TOKENS, MEDIA_TOKENS, Token
 from llama_index_memory_tiers.checks import check_number, check_whole, repeated
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
+from llama_index_memory_tiers.redaction import Redactor
 from llama_index_memory_tiers.retention import checked_policies
 from llama_index_memory_tiers.storage import Storage
 from llama_index_memory_tiers.storage.chat_store import TieredChatStore
@@ -298,12 +299,13 @@ def _check_static(blocks: list[BaseMemoryBlock[Any]], counter: TokenCounter, lim
         )
 
 
-def resolve_places(places: Places, arguments: Arguments) -> Resolved:
+def resolve_places(places: Places, arguments: Arguments, redactor: Redactor | None) -> Resolved:
     """Find out where messages are kept.
 
     Args:
         places: What was given.
         arguments: Checked arguments.
+        redactor: Takes secrets out of what is put into the chat store, too.
 
     Returns:
         The storage and whose it is.
@@ -338,7 +340,7 @@ def resolve_places(places: Places, arguments: Arguments) -> Resolved:
                 remedy="Pass user_id='…' (one person, many sessions), session_id='…', or both.",
             )
         session_id = storage.ids()
-    store = foreign if foreign is not None else TieredChatStore(storage, user_id=user_id)
+    store = foreign if foreign is not None else TieredChatStore(storage, user_id=user_id, redaction=redactor)
     return Resolved(storage, owned, store, foreign, session_id, user_id)
 
 

@@ -79,7 +79,7 @@ class EntryMaker:
 
         Args:
             created_at: When they were said; naive means UTC; default now.
-            sent_from: Who spoke.
+            sent_from: Who spoke. A secret in a name is replaced as one in a text is.
             send_to: Whom they address; one name or several.
             cause_by: What made them: a name, or the class of an action.
 
@@ -99,12 +99,16 @@ class EntryMaker:
         moment = checked_time("created_at", created_at) if created_at is not None else self._storage.clock()
         offset = moment.utcoffset()
         meta = MessageMeta(
-            sent_from=sent_from,
-            send_to=tuple(name for name in to if name),
-            cause_by=cause,
+            sent_from=self.name(sent_from),
+            send_to=tuple(self.name(name) for name in to if name),
+            cause_by=self.name(cause),
             utc_offset_seconds=int(offset.total_seconds()) if offset is not None else 0,
         )
         return About(to_microseconds(moment), codec.encode_meta(meta))
+
+    def name(self, name: str) -> str:
+        """A name, as of who speaks, without secrets."""
+        return name if self.redactor is None else self.redactor.text(name)
 
     def redacted(self, message: ChatMessage) -> ChatMessage:
         """The message without secrets; the same object when it holds none."""

@@ -6,10 +6,13 @@ Every planted secret is put together at run time, so that no scanner finds a key
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -26,8 +29,17 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
+from llama_index_memory_tiers import (
+    EpisodicMemoryBlock,
+    FactExtractionMemoryBlock,
+    TieredChatStore,
+    TieredMemory,
+    ToolUse,
+    VectorMemoryBlock,
+)
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.redaction import DEFAULT_PATTERNS, Pattern, Redactor
+from llama_index_memory_tiers.testing import ScriptedLLM
 
 WORD = "hunt" + "er2"
 AWS = "AKIA" + "IOSFODNN7" + "EXAMPLE"
@@ -519,6 +531,87 @@ def test_a_key_that_names_a_secret_makes_its_value_one(value: object) -> None:
 )
 def test_values_that_only_look_alike_stay(value: object) -> None:
     assert Redactor().value(value) is value
+
+
+# --- Every way into a memory ------------------------------------------------------------------------------------
+
+
+async def _imported(memory: TieredMemory) -> None:
+    file = io.BytesIO()
+    async with TieredMemory(
+        user_id="ann", session_id="other", redaction=None, memory_blocks=[VectorMemoryBlock(embed_model=None)]
+    ) as open_to_all:
+        await open_to_all.aput(ChatMessage(content=f"My password is {WORD}."), sent_from=AWS)
+        await open_to_all.aput(ChatMessage(role="assistant", content=AWS))
+        await open_to_all.aremember(f"The password is {WORD}.", {"password": WORD, "n": [AWS]})
+        await open_to_all.aflush()
+        await open_to_all.aexport(file)
+    for _ in range(2):  # again, it is the same session
+        file.seek(0)
+        report = await memory.aimport(file)
+    assert report.skipped == 1
+    assert [len(await memory.for_session("other").aget_all()), report.records] == [2, 0]
+
+
+async def _told(memory: TieredMemory) -> None:
+    await memory.aput(ChatMessage(content="x"), sent_from=AWS, send_to=[AWS, "Bob"], cause_by=f"password={WORD}")
+    async with memory.view(AWS).observe() as news:
+        assert [message.text for message in news] == ["x"]
+
+
+async def _remembered(memory: TieredMemory) -> None:
+    await memory.aremember("a note", {"password": WORD, "deep": [{"x": AWS}], AWS: 1, "kind": "note"})
+    assert [one.metadata["kind"] for one in await memory.arecall("note", filter={"password": WORD})] == ["note"]
+
+
+async def _facts(memory: TieredMemory) -> None:
+    block = next(block for block in memory.memory_blocks if isinstance(block, FactExtractionMemoryBlock))
+    fact = await block.of(memory).add("It is known.", subject="wifi", relation="password", value=WORD)
+    await block.of(memory).edit(fact, value=f"{WORD}!")
+
+
+async def _stored(memory: TieredMemory) -> None:
+    for of_user in (memory, memory.for_session("s", user_id="bob")):
+        await of_user.sql_store.add_message("s", ChatMessage(content=f"my key {AWS}"))
+        await of_user.sql_store.set_messages("t", [ChatMessage(content=f"my key {AWS}")])
+
+
+async def _stepped(memory: TieredMemory) -> None:
+    block = next(block for block in memory.memory_blocks if isinstance(block, EpisodicMemoryBlock))
+    episode = await block.of(memory).start(f"task {AWS}", tags=[AWS])
+    call = ToolUse("login", json.dumps({"auth": {"pin": 48213}}), f"token: {RANDOM}")
+    await episode.add_step("act", tool_calls=[call])
+
+
+def _written(folder: Path) -> str:
+    return b"".join(path.read_bytes() for path in folder.iterdir()).decode(errors="replace")
+
+
+@pytest.mark.parametrize("way", [_imported, _told, _remembered, _facts, _stored, _stepped])
+async def test_no_way_into_a_memory_passes_by_its_redaction(
+    way: Callable[[TieredMemory], Awaitable[None]], tmp_path: Path
+) -> None:
+    blocks = [
+        VectorMemoryBlock(embed_model=None),
+        FactExtractionMemoryBlock(llm=ScriptedLLM(lambda _: "[]"), embed_model=None),
+        EpisodicMemoryBlock(llm=None, embed_model=None),
+    ]
+    async with TieredMemory(storage=tmp_path / "m.db", user_id="ann", session_id="s", memory_blocks=blocks) as memory:
+        await way(memory)
+        await memory.aflush()
+    written = _written(tmp_path)
+    assert not [secret for secret in (AWS, WORD, RANDOM, "48213") if secret in written]
+    assert "[REDACTED:" in written
+
+
+async def test_a_chat_store_of_its_own_takes_secrets_out_when_it_is_told_to() -> None:
+    for redaction, kept in ((None, True), ("default", False), (Redactor(), False)):
+        store = TieredChatStore(redaction=redaction)  # type: ignore[arg-type]  # a text of the list's
+        await store.add_message("s", ChatMessage(content=AWS))
+        assert [message.content == AWS for message in await store.get_messages("s")] == [kept]
+        await store.aclose()
+    with pytest.raises(ConfigurationError, match="redaction"):
+        TieredChatStore(redaction="mine")  # type: ignore[arg-type]  # on purpose
 
 
 _pieces = st.sampled_from(

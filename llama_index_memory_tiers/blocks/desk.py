@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.errors import InvalidMessageError
@@ -75,7 +75,18 @@ class Desk:
                 allowed="What is written by hand is text.",
                 remedy="Pass a text, or leave the argument out; nothing was stored.",
             )
-        return text if self._redactor is None else self._redactor.text(text)
+        return text if self._redactor is None else str(self._redactor.value(text))
+
+    def redacted_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Named values without secrets, in their names too; a name such as `password` makes its value one.
+
+        Args:
+            fields: JSON-like.
+
+        Returns:
+            A copy.
+        """
+        return dict(fields) if self._redactor is None else dict(self._redactor.value(dict(fields)))
 
     async def owner(self) -> str:
         """Whose records these are; a session that is its own owner is made if need be."""

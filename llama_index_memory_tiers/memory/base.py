@@ -81,7 +81,7 @@ class MemoryBase(Memory):
         )
         redactor = checked_redaction(redaction)
         checked = check_arguments(fields)
-        found = resolve_places(places, checked)
+        found = resolve_places(places, checked, redactor)
         super().__init__(
             **{**checked.fields, "user_id": found.user_id, "session_id": found.session_id},
             sql_store=found.chat_store,

@@ -168,6 +168,8 @@ class Keeping(Putting):
     async def aimport(self, source: Target, *, progress: Progress | None = None) -> TransferReport:
         """Take in what `aexport` wrote, here or elsewhere, in one transaction; twice is the same as once.
 
+        Secrets that the file holds are taken out as this memory's `redaction` says.
+
         Args:
             source: Path of a file, or a stream of bytes.
             progress: See `aexport`.
@@ -180,7 +182,8 @@ class Keeping(Putting):
                 here; nothing was stored.
         """
         only = None if self.user_id is not None else self.session_id
-        return await self.storage.import_from(source, self.user_id or "", only, progress)
+        redactor = self._shared.entries.redactor
+        return await self.storage.import_from(source, self.user_id or "", only, progress, redaction=redactor)
 
     async def astop(self) -> None:
         """Stop background work of this memory and all made from it by `for_session`, and begin no other.

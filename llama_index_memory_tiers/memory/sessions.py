@@ -46,7 +46,8 @@ class Sessions(Putting):
         scope = Scope(session_id, user_id if user_id is not None else self.user_id, self.agent_id)
         changed: dict[str, Any] = {"session_id": scope.session_id, "user_id": scope.user_id}
         if scope.user_id != self.user_id and self._shared.store is None:
-            changed["sql_store"] = TieredChatStore(self.storage, user_id=scope.user_id)
+            redactor = self._shared.entries.redactor
+            changed["sql_store"] = TieredChatStore(self.storage, user_id=scope.user_id, redaction=redactor)
         twin = self.model_copy(update=changed)
         twin._derived = True  # noqa: SLF001  # of the same class
         twin._window = twin._make_window()  # noqa: SLF001  # of the same class
@@ -100,7 +101,8 @@ class Sessions(Putting):
         """
         return MemoryView(
             self.board(),
-            name,
+            # Messages are addressed to the name as it is stored.
+            self._shared.entries.name(name) if isinstance(name, str) else name,
             watch=watch,
             observe_all=observe_all,
             remember=remember,

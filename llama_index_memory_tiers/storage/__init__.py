@@ -279,11 +279,18 @@ class Storage:
 
     @checked
     async def import_from(
-        self, source: Target, user_id: str, session_id: str | None, progress: Progress | None = None
+        self,
+        source: Target,
+        user_id: str,
+        session_id: str | None,
+        progress: Progress | None = None,
+        *,
+        redaction: Redactor | Literal["default"] | None = "default",
     ) -> TransferReport:
         """Take in what `export_to` wrote; see `TieredMemory.aimport`."""
+        redactor = checked_redaction(redaction)
         with reading(source) as file:
-            return await self._importer.load(file, user_id, session_id, progress)
+            return await self._importer.load(file, user_id, session_id, progress, redactor)
 
     @checked
     async def reindex(

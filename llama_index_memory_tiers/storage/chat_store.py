@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
@@ -10,6 +11,7 @@ from pydantic import ConfigDict, PrivateAttr
 
 from llama_index_memory_tiers.checks import check_whole, checked
 from llama_index_memory_tiers.records import Scope, StoredMessage
+from llama_index_memory_tiers.redaction import Redactor, checked_redaction
 from llama_index_memory_tiers.storage import Storage, codec
 from llama_index_memory_tiers.storage.rows import ARCHIVED, GONE, Entry, statuses_of
 
@@ -23,16 +25,30 @@ class TieredChatStore(AsyncDBChatStore):
     Args:
         storage: A Storage, a file path or a database URI; `None` is a private temporary database.
         user_id: Whose sessions; other users' sessions of the same name are out of reach.
+        redaction: A `Redactor` that takes secrets out of what is stored, or `"default"` for ours; `None` (the default)
+            stores messages as they are, as LlamaIndex's own stores do. A memory gives its `sql_store` its own.
+
+    Raises:
+        ConfigurationError: `redaction` is something else.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     user_id: str | None = None
     _storage: Storage = PrivateAttr()
+    _redactor: Redactor | None = PrivateAttr(default=None)
 
-    def __init__(self, storage: Storage | str | None = None, *, user_id: str | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage | str | None = None,
+        *,
+        user_id: str | None = None,
+        redaction: Redactor | Literal["default"] | None = None,
+    ) -> None:
+        redactor = checked_redaction(redaction)
         super().__init__(user_id=Scope(session_id="any", user_id=user_id).user_id)
         self._storage = storage if isinstance(storage, Storage) else Storage(storage)
+        self._redactor = redactor
 
     @property
     def storage(self) -> Storage:
@@ -174,6 +190,8 @@ class TieredChatStore(AsyncDBChatStore):
 
     def _entries(self, messages: Sequence[ChatMessage]) -> list[Entry]:
         now = self._storage.now()
+        if self._redactor is not None:
+            messages = [self._redactor.message(message) for message in messages]
         return [
             Entry(self._storage.ids(), message.role.value, 0, "", now, codec.encode_message(message))
             for message in messages

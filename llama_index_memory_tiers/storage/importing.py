@@ -15,6 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers.errors import ConfigurationError
 from llama_index_memory_tiers.records import Scope
+from llama_index_memory_tiers.redaction import Redactor
+from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.exporting import MESSAGE_FIELDS, RECORD_FIELDS, Exporter, message_line
 from llama_index_memory_tiers.storage.owner_keys import session_key, user_key
@@ -32,6 +34,7 @@ class _Import:
     Args:
         user_id: Whose.
         session_id: The only session that may be in the file; `None` for any.
+        redactor: Takes secrets out, or `None`.
         sids: Private row of each session, by the file's number.
         known: Numbers of sessions that were there already, with what is left to compare.
         revisions: The owners' new revisions.
@@ -39,6 +42,7 @@ class _Import:
 
     user_id: str
     session_id: str | None
+    redactor: Redactor | None
     sids: dict[int, int] = field(default_factory=dict)
     known: dict[int, AsyncGenerator[Any, None]] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
@@ -61,7 +65,12 @@ class Importer:
         self._touch = owner_touch(tables)
 
     async def load(
-        self, file: BinaryIO, user_id: str, session_id: str | None, progress: Progress | None
+        self,
+        file: BinaryIO,
+        user_id: str,
+        session_id: str | None,
+        progress: Progress | None,
+        redactor: Redactor | None,
     ) -> TransferReport:
         """Take an export in.
 
@@ -70,6 +79,7 @@ class Importer:
             user_id: Whose it has to be, or ''.
             session_id: The only session that may be in it; `None` for any.
             progress: Told after each batch.
+            redactor: Takes secrets out, or `None`.
 
         Returns:
             What was stored.
@@ -81,8 +91,8 @@ class Importer:
         total = sum(counts.values())
 
         async def work(connection: AsyncConnection) -> TransferReport:
-            state = _Import(user_id, session_id)
-            rows, done = rows_of(file), 0
+            state = _Import(user_id, session_id, redactor)
+            rows, done = (_clean(redactor, kind, fields) for kind, fields in rows_of(file)), 0
             while batch := await asyncio.to_thread(lambda: list(islice(rows, _BATCH_ROWS))):
                 for kind, group in groupby(batch, key=lambda row: row[0]):
                     await self._take(connection, state, kind, [fields for _, fields in group])
@@ -143,8 +153,11 @@ class Importer:
             here = state.known.get(fields["n"])
             if here is None:
                 new.append({"sid": state.sids[fields["n"]], **{name: fields[name] for name in MESSAGE_FIELDS}})
-            elif await anext(here, None) != fields:
-                raise _taken("a session of it")
+            else:
+                found = await anext(here, None)
+                # What is here may have been stored with its secrets, by a memory without redaction.
+                if found is None or _said(_clean(state.redactor, "message", found)[1]) != _said(fields):
+                    raise _taken("a session of it")
         if new:
             await connection.execute(insert(self._t.messages), new)
             state.messages += len(new)
@@ -242,6 +255,33 @@ class Importer:
         for table, rows in ((t.sources, sources), (t.embeddings, vectors), (t.terms, terms), (t.visits, visits)):
             if rows:
                 await connection.execute(insert(table), rows)
+
+
+def _clean(redactor: Redactor | None, kind: str, fields: Any) -> tuple[str, Any]:
+    """A row without secrets; vectors and terms stay, which hold no word."""
+    if redactor is None or kind not in {"message", "record"}:
+        return kind, fields
+    names = ("meta",) if kind == "message" else ("text", "data", "speaker")
+    cleaned = {**fields, **{name: redactor.value(fields[name]) for name in names}}
+    if kind == "message" and isinstance(fields["data"], str):
+        data = _clean_message(redactor, fields["data"])
+        if data != fields["data"]:  # no counter: the tokens are counted by the first memory that reads the window
+            cleaned |= {"data": data, "hash": codec.content_hash(data), "counter": ""}
+    return kind, cleaned
+
+
+def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without the count of its tokens, which changes when a memory with another counter reads it."""
+    return {name: value for name, value in fields.items() if name not in {"tokens", "counter"}}
+
+
+def _clean_message(redactor: Redactor, data: str) -> str:
+    try:
+        message = codec.decode_message(data)
+        kept = redactor.message(message)
+        return data if kept is message else codec.encode_message(kept)
+    except Exception:  # noqa: BLE001  # damaged: pydantic, json and base64 each raise their own
+        return str(redactor.value(data))
 
 
 def _placed(fields: Mapping[str, Any], sids: Mapping[int, int]) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class Facts:
             await self._known(_id(replaces))
         now = self._desk.now()
         parts = {"subject": subject, "relation": relation, "value": value}
-        data: dict[str, Any] = {name: self._desk.redacted(part) for name, part in parts.items()}
+        data: dict[str, Any] = self._parts(parts, relation)
         data |= {"model": "", "prompt": _BY_HAND}
         if pinned:
             data["pinned"] = True
@@ -215,7 +215,8 @@ class Facts:
         old = await self._known(_id(fact))
         sentence = old.text if text is None else self._sentence(text)
         given = {"subject": subject, "relation": relation, "value": value}
-        changed = {name: self._desk.redacted(part) for name, part in given.items() if part is not None}
+        named = relation if relation is not None else old.data.get("relation", "")
+        changed = self._parts({name: part for name, part in given.items() if part is not None}, named)
         data = {**old.data, **changed, "model": "", "prompt": _BY_HAND}
         record = await self._write(old.id, sentence, data, old.said_at or old.created_at)
 
@@ -321,6 +322,13 @@ class Facts:
                 remedy="Look it up with all(), as_of() or history().",
             )
         return found
+
+    def _parts(self, given: Mapping[str, str], relation: str) -> dict[str, Any]:
+        """Parts of a fact without secrets; a relation such as "password" makes the value one."""
+        parts: dict[str, Any] = {name: self._desk.redacted(part) for name, part in given.items()}
+        if parts.get("value"):
+            (parts["value"],) = self._desk.redacted_fields({relation: given["value"]}).values()
+        return parts
 
     def _sentence(self, text: str) -> str:
         sentence = " ".join(text.split()) if isinstance(text, str) else ""

@@ -310,14 +310,14 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
         """Store a note of one's own beside the messages; see `TieredMemory.aremember`."""
         text = desk.redacted(content) if isinstance(content, str) else ""
         checked_note(content, metadata, partition, self.partitions)
-        now = desk.now()
+        kept, now = desk.redacted_fields(metadata or {}), desk.now()
         (vector,) = await self._embed([codec.embedded_text(text)], desk.scope)
         part = place(self.partitions, partition) if partition else (await self._classified([text], desk.scope))[0]
         record = NewRecord(
             id=desk.new_id(),
             kind=NOTE,
             text=text,
-            data={"metadata": dict(metadata or {})} | ({} if part is None else {"partition": part.name}),
+            data={"metadata": kept} | ({} if part is None else {"partition": part.name}),
             said_at=now,
             expires_at=None if part is None else part.expires_at(now),
             terms=message_terms(text, speaker="", when=now),
@@ -340,11 +340,13 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     ) -> list[Recollection]:
         """Look messages and notes up; see `TieredMemory.arecall`."""
         text, reader, limit = codec.storable(query), await desk.reader(), max(_FEWEST_HITS, 2 * top_k)
+        # Equal secrets have equal placeholders, so that a note is found by what its metadata held.
+        wanted = None if filter is None else desk.redacted_fields(filter)
         asked = IndexQuery(text, desk.now(), await self._query_vector(text, reader, desk.scope))
         near = await self._near(asked, reader, desk.scope)
         while True:
             hits = await self._candidates(replace(asked, limit=limit), near, reader, desk.scope)
-            found = [one for one in await read_found(reader, hits) if one.passes(partitions, filter)]
+            found = [one for one in await read_found(reader, hits) if one.passes(partitions, wanted)]
             # Filters come before the count: with too few left, more candidates are looked at.
             if len(found) >= top_k or len(hits) < limit:
                 return [one.recollection() for one in found[:top_k]]
