@@ -133,6 +133,12 @@ PHRASES = [  # text, secret
     (f"API key 是 {RANDOM[:16]}", RANDOM[:16]),
     (f"password：{WORD}", WORD),
     (f"用密码 {WORD} 登录", WORD),
+    (f"password:\n{WORD}", WORD),
+    (f"My password for the NAS is\r\n  {WORD}\nThanks!", WORD),
+    (f"API key:\n{RANDOM[:16]}", RANDOM[:16]),
+    (f"我的密码是\n{WORD}", WORD),
+    (f"Mein Passwort ist {WORD}.", WORD),
+    (f"Kennwort: {WORD}", WORD),
 ]
 
 ENGLISH = """
@@ -509,6 +515,8 @@ def test_redacting_a_message_twice_is_redacting_it_once() -> None:
         {"access_token": "abcdefgh"},
         {"登录密码": "芝麻开门"},
         '{"outer": "{\\"password\\": \\"open sesame\\"}"}',
+        [{"name": "password", "value": "abc"}],
+        {"key": "client_secret", "value": "abcdefgh"},
     ],
 )
 def test_a_key_that_names_a_secret_makes_its_value_one(value: object) -> None:
@@ -527,10 +535,35 @@ def test_a_key_that_names_a_secret_makes_its_value_one(value: object) -> None:
         "[not json, but text]",
         "data:image/png;base64," + "passwordpin" * 100,
         {1: "a", None: "b"},
+        {"name": "user", "value": "bob"},
+        {"name": "password", "value": None, "type": "string"},
+        "password:\n  min_length: 8\n  secretKeyRef:\n    name: db1",
+        "PASSWORD=\nUSER=bob1",
+        "Password:\nat least 12 characters",
+        "The password is\nwritten on the fridge.",
+        "Mein Passwort ist falsch.",
+        "Passwort: mindestens 8 Zeichen",
     ],
 )
 def test_values_that_only_look_alike_stay(value: object) -> None:
     assert Redactor().value(value) is value
+
+
+def test_a_secret_in_the_next_block_of_text_is_seen_and_other_blocks_stay() -> None:
+    for asked in ("My password is", "password:\n"):
+        blocks = [
+            TextBlock(text="Hello."),
+            TextBlock(text=asked),
+            TextBlock(text=f"{WORD}\nBye."),
+            TextBlock(text="x1"),
+        ]
+        message = ChatMessage(blocks=blocks)
+        redacted = Redactor().message(message)
+        assert [block.text for block in message.blocks if isinstance(block, TextBlock)][2] == f"{WORD}\nBye."
+        texts = [block.text for block in redacted.blocks if isinstance(block, TextBlock)]
+        assert [*texts[:2], texts[3]] == ["Hello.", asked, "x1"]
+        assert SHOWN.sub("*", texts[2]) == "*\nBye."
+        assert Redactor().message(redacted) is redacted
 
 
 # --- Every way into a memory ------------------------------------------------------------------------------------
@@ -657,6 +690,10 @@ def test_hostile_input_costs_linear_work() -> None:
         "://a:",
         "我密码",
         "aws secret ",
+        "password:\n",
+        "password for a is\n1",
+        "passwort ist\n",
+        "密码是\n1",
     ]
     seeds.append("-----BEGIN " + "PRIVATE KEY-----")
     code = (

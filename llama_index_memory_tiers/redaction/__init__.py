@@ -7,9 +7,10 @@ import json
 import re
 from dataclasses import KW_ONLY, dataclass, field
 from hashlib import blake2s
+from itertools import pairwise
 from typing import Any, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage, DocumentBlock
+from llama_index.core.base.llms.types import ChatMessage, DocumentBlock, TextBlock
 from pydantic import AnyUrl, BaseModel
 
 from llama_index_memory_tiers.checks import check_kind, checked
@@ -36,6 +37,8 @@ _SECRET_NAME = re.compile(
     r"(?i).*(?:api|access|secret|auth|account|private|signing|encryption|client)[ _-]?keys?|.*secret|.*token"
     r"|authorization|.*(?:密钥|秘钥|私钥|令牌)"
 )
+_NAMING = ("name", "key", "field")
+_LINE_CHARS = 200  # so much of a block's last line is read together with the next block
 _LONG_NUMBER = 10**13  # no card has fewer digits than 14
 _DATA_URL = re.compile(r"data:[\w.+/-]{0,100};base64,[A-Za-z0-9+/=]*")
 _READABLE = ("text/", "application/json", "application/xml", "application/yaml", "application/x-yaml")
@@ -100,7 +103,7 @@ class Redactor:
         Returns:
             The same object when nothing was found, else a copy; ids, names and binary content stay.
         """
-        return self._model(message)
+        return self._neighbours(self._model(message))
 
     def value(self, value: Any) -> Any:
         """Redact a JSON-like value; a key such as `password` makes what it holds a secret.
@@ -157,7 +160,10 @@ class Redactor:
         if isinstance(value, str):
             return self._string(value, kept)
         if isinstance(value, dict):
-            changed = {self._key(k): self._entry(k, v, kept) for k, v in value.items()}
+            beside = _name_beside(value)
+            changed = {
+                self._key(k): self._entry(beside if beside and k == "value" else k, v, kept) for k, v in value.items()
+            }
             same = len(changed) == len(value) and all(
                 old == new and value[old] is changed[new] for old, new in zip(value, changed, strict=True)
             )
@@ -231,6 +237,20 @@ class Redactor:
             update["data"] = data
         return model.model_copy(update=update) if update else model
 
+    def _neighbours(self, message: ChatMessage) -> ChatMessage:
+        """Redact what is a secret after the text block in front of it: together they are read as lines of one text."""
+        blocks = list(message.blocks)
+        for at, (above, block) in enumerate(pairwise(message.blocks), 1):
+            if not (isinstance(above, TextBlock) and isinstance(block, TextBlock)):
+                continue
+            last = above.text.rstrip().rpartition("\n")[2][-_LINE_CHARS:]
+            first, end, rest = block.text.partition("\n")
+            redacted = self.text(f"{last}\n{first}")
+            if redacted != f"{last}\n{first}" and redacted.startswith(f"{last}\n"):
+                blocks[at] = block.model_copy(update={"text": f"{redacted[len(last) + 1 :]}{end}{rest}"})
+        same = all(old is new for old, new in zip(message.blocks, blocks, strict=True))
+        return message if same else message.model_copy(update={"blocks": blocks})
+
     def _document(self, block: DocumentBlock) -> bytes | None:
         """Redact the text of a document; `None` when nothing was found or it is no text."""
         if not isinstance(block.data, bytes) or not (block.document_mimetype or "").startswith(_READABLE):
@@ -241,6 +261,15 @@ class Redactor:
             return None
         redacted = self._string(text, frozenset())
         return None if redacted is text else base64.b64encode(redacted.encode())
+
+
+def _name_beside(fields: dict[Any, Any]) -> str | None:
+    """The name of a secret that stands beside its value: `{"name": "password", "value": …}`."""
+    if "value" in fields:
+        for name in map(fields.get, _NAMING):
+            if isinstance(name, str) and (_PASSWORD_NAME.fullmatch(name) or _SECRET_NAME.fullmatch(name)):
+                return name
+    return None
 
 
 def checked_redaction(redaction: Any) -> Redactor | None:

@@ -101,6 +101,13 @@ _SAID = (
     r"[ \t]{1,3}(?:is|was|be|been|became|becomes|changed[ ]to|set[ ]to|to)|[ \t]{0,3}[:=：]|['’]s)[ \t]{1,3}"
     r"(?:(?:now|still|just|currently|actually|simply|also|literally|again)[ \t]{1,3}){0,2}"
 )
+# The line that follows holds nothing else. No "=" here: what follows `PASSWORD=` in a file of settings is the next one.
+_BELOW = (
+    r"(?:[ \t]{1,3}(?:for|to|of|on|at|in)[ \t][^\n:：=.!?]{1,60}?)?[\"'`*]{0,3}[ \t]{0,3}"
+    r"(?:[:：]|(?<=[ \t])(?:is|was)|[是为])"
+    r"[ \t*]{0,4}\r?\n[ \t]{0,8}(?P<secret>[!-~]{4,512})(?=[ \t]{0,8}(?:\r?\n|\Z))"
+)
+_DE_SAID = r"(?:[ \t]{0,3}[:=]|[ \t]{1,3}(?:ist|war|lautet)[:]?)[ \t]{0,3}(?:\r?\n)?[ \t]{0,3}"
 _ZH_WORD = r"(?P<kw>密码|口令|密钥|秘钥|密匙|私钥|令牌|暗号|password|passwd|token|(?:api|secret|access)[ _-]?key)"
 _ZH_HINTS = "密码 口令 密钥 秘钥 密匙 私钥 令牌 暗号 是 为 ： 等于 成 到 叫"
 _ZH_SAID = (
@@ -216,6 +223,8 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
         r"(?:\w{1,20}[ \t]){0,3}(?:password|passcode|passphrase))(?=[ \t]*(?:$|[.,;!?)\n]|for\b|to\b|of\b|on\b))",
         is_made_up,
     ),
+    _pattern("password", "pass pwd", rf"(?i:{_PW}{_BELOW})", is_made_up),
+    _pattern("password", "passwort kennwort", rf"(?i:(?P<kw>passwort|kennwort){_DE_SAID}){_BARE}", is_made_up),
     _pattern(
         "password",
         "pin",
@@ -241,6 +250,8 @@ DEFAULT_PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern("secret", _KEY_HINTS, rf"(?i:{_KEY}(?:{_ASSIGNED}|{_SAID})){_QUOTED}", is_quoted_token),
     _pattern("secret", _KEY_HINTS, rf"(?i:{_KEY}(?:{_ASSIGNED}|{_SAID})){_BARE}", is_token),
+    _pattern("secret", _KEY_HINTS, rf"(?i:{_KEY}{_BELOW})", is_token),
+    _pattern("password", _ZH_HINTS, rf"(?i:{_ZH_WORD}{_BELOW})", is_made_up),
     _pattern(
         "password",
         _ZH_HINTS,
