@@ -12,6 +12,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from pydantic import BaseModel
 
 from llama_index_memory_tiers.budget import TokenCounter
+from llama_index_memory_tiers.checks import repeated
 from llama_index_memory_tiers.copies import clone
 from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.moments import checked_time, to_microseconds
@@ -142,6 +143,9 @@ class EntryMaker:
         for uid in given:
             if uid is not None and (not isinstance(uid, str) or not uid.strip() or codec.storable(uid) != uid):
                 raise _wrong("uid", uid, "text with at least one visible character")
+        twice = repeated([uid for uid in given if uid is not None])
+        if twice:
+            raise _wrong("uids", twice, "ids that differ, as each names one message")
         return [uid if uid is not None else self._storage.ids() for uid in given]
 
     def _make(self, messages: Sequence[ChatMessage], ids: Sequence[str], about: About) -> Prepared:

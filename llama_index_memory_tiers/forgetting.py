@@ -12,6 +12,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.blocks.base import TieredMemoryBlock
+from llama_index_memory_tiers.blocks.guarding import contained
 from llama_index_memory_tiers.errors import StorageError
 from llama_index_memory_tiers.events import ForgetEntry, ForgetReceipt
 from llama_index_memory_tiers.records import Forgotten, Scope
@@ -122,7 +123,7 @@ class Forgetter:
                 tuple(message for _, note in part for message in note.messages),
             )
             try:
-                await asyncio.wait_for(block.forget(whole), block.timeout_seconds)
+                await asyncio.wait_for(contained(block.forget(whole)), block.timeout_seconds)
             except Exception as error:  # noqa: BLE001  # whatever a store raises: it stays pending and says so
                 left = sum(max(len(note.records), len(note.messages)) for _, note in notes[at:])
                 _logger.warning("forgetting stays pending", extra={"block": key, "error": type(error).__name__})

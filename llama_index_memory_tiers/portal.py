@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import logging
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from llama_index_memory_tiers.errors import ConfigurationError
 
 T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+_LAST_SECONDS = 10.0  # for transactions that had begun
 
 
 class Portal:
@@ -71,9 +77,25 @@ class Portal:
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
+                self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until a task stops it by raising what no loop survives; then nobody is left waiting for it."""
+    try:
+        loop.run_forever()
+    except BaseException as error:  # noqa: BLE001  # whoever awaits that task is told by the task
+        _logger.critical("the thread of synchronous calls stopped (%s)", type(error).__name__)
+    last = time.monotonic() + _LAST_SECONDS
+    while (tasks := asyncio.all_tasks(loop)) and time.monotonic() < last:
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(BaseException):  # those that await the task that stopped it raise the same
+            loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+    loop.run_until_complete(asyncio.sleep(0))  # what tells the callers
+    loop.close()
 
 
 async def _within(context: contextvars.Context, work: Coroutine[Any, Any, T]) -> T:

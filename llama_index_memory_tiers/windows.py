@@ -85,7 +85,9 @@ class LogWindow:
             lambda: {stored.seq: self._counter.message(stored.message) for stored in foreign}
         )
         await self._storage.log.recount(window.sid, counts, name)
-        return await self._storage.log.window(self._user, self._session)
+        # Not read again: a memory with another counter may have counted once more, in its measure.
+        mine = (one._replace(tokens=counts[one.seq]) if one.seq in counts else one for one in window.messages)
+        return replace(window, messages=tuple(mine), counters=(name,) * len(window.counters))
 
     async def append(self, entries: Sequence[Entry], consumers: Sequence[str], *, distinct: bool = False) -> Appended:
         """See `SessionWindow`."""

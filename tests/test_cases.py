@@ -524,6 +524,17 @@ async def test_nothing_is_ever_sent_anywhere(monkeypatch: pytest.MonkeyPatch, tm
     assert asked == []
 
 
+async def test_an_id_that_names_two_messages_is_refused_before_anything_is_stored(storage: Storage) -> None:
+    memory = TieredMemory(storage=storage, session_id="s", memory_blocks=[])
+    with pytest.raises(InvalidMessageError, match="uids=\\['a'\\]"):
+        await memory.aput_messages([said("user", "one"), said("user", "two")], uids=["a", "a"])
+    await memory.aput(said("user", "one"), uid="a")
+    await memory.aput(said("user", "one"), uid="a")  # a retry
+    with pytest.raises(InvalidMessageError, match="says something else"):
+        await memory.aput_messages([said("user", "new"), said("user", "two")], uids=["b", "a"])
+    assert [row.content for row in await memory.aget_all()] == ["one"]
+
+
 async def test_four_processes_write_at_once_and_nobody_meets_a_locked_database(storage: Storage) -> None:
     """Write-ahead log, busy timeout, one writer at a time."""
     count = 200 if SOAK else 40

@@ -570,6 +570,18 @@ async def test_a_dead_workers_claim_is_respected_until_it_expires(make: Make, ma
     assert (await memory.aflush()).blocks[0].absorbed == 2
 
 
+async def test_a_clock_that_is_set_back_does_not_prolong_a_dead_workers_claim(make: Make, make_storage: Any) -> None:
+    clock = Clock()
+    memory = make(RecordingBlock(absorb_every=100), storage=make_storage("file", clock=clock))
+    await memory.aput_messages(turn(0))
+    now = memory.storage.now()
+    await memory.storage.cursors.claim(1, "Recorder", "dead worker", now=now, until=now + 30_000_000)
+    clock.pass_seconds(-60)  # as far as the clocks of two hosts may differ
+    assert (await memory.aflush()).blocks[0].error == "busy"
+    clock.pass_seconds(-86_400)
+    assert (await memory.aflush()).blocks[0].absorbed == 2
+
+
 async def test_the_background_waits_for_a_dead_workers_claim_by_itself(make: Make) -> None:
     memory = make(RecordingBlock(), delivery="background")
     await memory.aput(said("user", "first"))

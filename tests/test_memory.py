@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -305,6 +307,46 @@ def test_a_handle_of_a_memory_with_its_own_redactor_is_not_taken_up_with_another
     assert TieredMemory.from_handle(handle, redaction=own)._shared.entries.redactor == own
     del handle["redaction"], handle["settings"]["retention"]  # as the release before wrote it
     assert TieredMemory.from_handle(handle).retention == ()
+
+
+@pytest.mark.parametrize("name", ["user_id", "session_id", "agent_id"])
+async def test_a_memory_is_not_made_anothers_by_assignment(name: str) -> None:
+    async with TieredMemory(session_id="s", user_id="ann", agent_id="x") as memory:
+        with pytest.raises(ConfigurationError, match=f"{name}='bob' was assigned"):
+            setattr(memory, name, "bob")
+        memory.token_limit = 500
+
+
+@pytest.mark.parametrize("deep", [False, True])
+async def test_a_copy_for_another_person_sees_that_persons_messages(deep: bool) -> None:
+    async with TieredMemory(session_id="s", user_id="ann") as memory:
+        await memory.aput(user("the cat has gout"))
+        for other in (memory.model_copy(update={"user_id": "bob"}, deep=deep), memory.for_session("s", "bob")):
+            assert await other.aget() == []
+            await other.aclose()
+        assert texts(await copy.deepcopy(memory).aget()) == ["the cat has gout"]
+
+
+def test_a_memory_is_not_pickled_into_another_database(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"to_handle\(\)"):
+        pickle.dumps(TieredMemory(storage=tmp_path / "m.db", session_id="s"))
+
+
+async def test_another_counter_at_work_in_the_same_session_does_not_break_the_limit(tmp_path: Path) -> None:
+    async with Storage(tmp_path / "m.db") as storage:
+        one = TieredMemory(storage=storage, session_id="s", token_limit=100, tokenizer_fn=words)
+        other = TieredMemory(storage=storage, session_id="s", token_limit=10_000, tokenizer_fn=lambda text: text[:1])
+        await chat(other, 12, size=10)
+        recount = storage.log.recount
+
+        async def and_then_the_other(sid: int, counts: Any, counter: str) -> None:
+            await recount(sid, counts, counter)
+            if counter == one._shared.counter.name:
+                await other.aget()
+
+        storage.log.recount = and_then_the_other  # type: ignore[method-assign]
+        for _ in range(2):
+            assert sum(len(words(message.content or "")) for message in await one.aget()) <= 100
 
 
 async def test_a_handle_keeps_the_estimates_of_media(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from llama_index_memory_tiers import failpoints
 from llama_index_memory_tiers.blocks.claims import Claim
 from llama_index_memory_tiers.blocks.consumer import Consumer, Due, plan_batch
+from llama_index_memory_tiers.blocks.guarding import contained
 from llama_index_memory_tiers.blocks.outages import is_outage
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.events import BatchAbsorbed, BatchPrepared, BlockFailed, emit, emit_changes
@@ -140,7 +141,9 @@ class Absorber:
         batch = Batch(scope, owner, session.sid, letter.lo, letter.hi, tuple(rows), before)
         try:
             reader = OwnerReader(storage.records, owner, consumer.key)
-            preparing = asyncio.wait_for(consumer.prepare(batch, reader, self._counter), consumer.timeout_seconds)
+            preparing = asyncio.wait_for(
+                contained(consumer.prepare(batch, reader, self._counter)), consumer.timeout_seconds
+            )
             draft = await _told(consumer, batch, preparing)
             changes = await self._commit(
                 consumer, owner, epoch, draft, lambda connection: storage.cursors.bury(connection, letter.id)
@@ -223,7 +226,7 @@ async def _prepare(consumer: Consumer, batch: Batch, reader: OwnerReader, counte
     async def work() -> Any:
         nonlocal raised
         try:
-            return await consumer.prepare(batch, reader, counter)
+            return await contained(consumer.prepare(batch, reader, counter))
         except Exception:
             raised = True
             raise

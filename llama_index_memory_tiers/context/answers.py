@@ -16,6 +16,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.foreign import for_one_question
+from llama_index_memory_tiers.blocks.guarding import within
 from llama_index_memory_tiers.budget import Part, TokenCounter, section_text
 from llama_index_memory_tiers.context.foreign import foreign_part, patience
 from llama_index_memory_tiers.context.request import Request
@@ -131,7 +132,7 @@ class Answers:
                 if isinstance(block, TieredMemoryBlock)
                 else self._get(block, request)
             )
-            part = await asyncio.wait_for(asking, patience(block))
+            part = await within(patience(block), asking)
         except Exception as error:  # noqa: BLE001  # a block may raise anything; the chat goes on
             emit(BlockFailed(session_id=request.scope.session_id, block=block.name, error=type(error).__name__))
             return error

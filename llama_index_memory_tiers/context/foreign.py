@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
 
+from llama_index_memory_tiers.blocks.guarding import within
 from llama_index_memory_tiers.budget import Part, TokenCounter
 from llama_index_memory_tiers.events import BlockFailed, emit
 
@@ -67,7 +67,7 @@ async def cut_to_fit(block: BaseMemoryBlock[Any], part: Part, room: int, counter
         The shorter part; `None` when it need not or does not.
     """
     try:
-        return await asyncio.wait_for(_cut(block, part, room, counter), patience(block))
+        return await within(patience(block), _cut(block, part, room, counter))
     except Exception as error:  # noqa: BLE001  # a foreign block may raise anything
         emit(BlockFailed(block=block.name, error=type(error).__name__))
         return None

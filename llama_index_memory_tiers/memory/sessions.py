@@ -48,10 +48,41 @@ class Sessions(Putting):
         if scope.user_id != self.user_id and self._shared.store is None:
             redactor = self._shared.entries.redactor
             changed["sql_store"] = TieredChatStore(self.storage, user_id=scope.user_id, redaction=redactor)
-        twin = self.model_copy(update=changed)
+        return self.model_copy(update=changed)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
+        """Copy the memory; storage, blocks and background work are shared, and closing the copy leaves them open.
+
+        Args:
+            update: Fields that differ; see `for_session`.
+            deep: Makes no difference: what a memory holds stands in its storage.
+
+        Returns:
+            The copy.
+        """
+        twin = super().model_copy(update=update)
         twin._derived = True  # noqa: SLF001  # of the same class
         twin._window = twin._make_window()  # noqa: SLF001  # of the same class
         return twin
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self.model_copy()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HANDLE_IDS and getattr(self, "_window", None) is not None:
+            raise ConfigurationError(
+                f"{name}={value!r:.100} was assigned to a memory.",
+                allowed="A memory belongs to one session, user and agent as long as it lives.",
+                remedy="Make another with for_session(session_id, user_id), or a TieredMemory of its own.",
+            )
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        raise ConfigurationError(
+            "A TieredMemory was pickled.",
+            allowed="Connections and background work stay in their process.",
+            remedy="Send to_handle(), which is JSON, and take it up with TieredMemory.from_handle().",
+        )
 
     @checked
     def board(self, *, deduplicate: Duplicates = "id") -> MessageBoard:

@@ -15,6 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.schema import Tables
 
+_SKEW = 60_000_000  # microseconds by which clocks of hosts may differ
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
@@ -149,7 +151,12 @@ class CursorStore:
         c = self._c
         claim = (
             update(c)
-            .where(c.c.sid == sid, c.c.consumer == consumer, or_(c.c.claim.is_(None), c.c.claim_until < now))
+            .where(
+                c.c.sid == sid,
+                c.c.consumer == consumer,
+                # One that ends later than one made now could: the clock was set back since.
+                or_(c.c.claim.is_(None), c.c.claim_until < now, c.c.claim_until > 2 * until - now + _SKEW),
+            )
             .values(claim=me, claim_until=until)
             .returning(c.c.pos)
         )
