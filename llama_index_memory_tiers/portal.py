@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import contextvars
 import logging
@@ -46,7 +47,6 @@ class Portal:
         Raises:
             ConfigurationError: Called from the thread itself, which would wait for itself.
         """
-        loop = self._running()
         if threading.current_thread() is self._thread:
             work.close()
             raise ConfigurationError(
@@ -54,9 +54,7 @@ class Portal:
                 allowed="Blocks run on an event loop and use the methods that begin with 'a'.",
                 remedy="Await the async method, for example aget() instead of get().",
             )
-        context = contextvars.copy_context()
-        future: asyncio.Future[T] | Any = asyncio.run_coroutine_threadsafe(_within(context, work), loop)
-        return future.result()
+        return self._submitted(work).result()
 
     async def here(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread for a caller on any loop, which goes on meanwhile.
@@ -67,35 +65,39 @@ class Portal:
         Returns:
             Its result.
         """
-        loop = self._running()
-        if loop is asyncio.get_running_loop():
+        if self._loop is asyncio.get_running_loop():
             return await work
+        return await asyncio.wrap_future(self._submitted(work))
+
+    def _submitted(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         context = contextvars.copy_context()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_within(context, work), loop))
-
-    def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None or self._thread is None or not self._thread.is_alive():
+        with self._lock:  # so that a loop that has stopped is given nothing more
+            if self._loop is None or self._thread is None or not self._thread.is_alive():  # as after a fork
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_serve, args=(self._loop,), name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
-            return self._loop
+            return asyncio.run_coroutine_threadsafe(_within(context, work), self._loop)
 
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until a task stops it by raising what no loop survives; then nobody is left waiting for it."""
-    try:
-        loop.run_forever()
-    except BaseException as error:  # noqa: BLE001  # whoever awaits that task is told by the task
-        _logger.critical("the thread of synchronous calls stopped (%s)", type(error).__name__)
-    last = time.monotonic() + _LAST_SECONDS
-    while (tasks := asyncio.all_tasks(loop)) and time.monotonic() < last:
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(BaseException):  # those that await the task that stopped it raise the same
-            loop.run_until_complete(asyncio.wait(tasks, timeout=1))
-    loop.run_until_complete(asyncio.sleep(0))  # what tells the callers
-    loop.close()
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run a loop until a task stops it by raising what no loop survives; then nobody is left waiting for it."""
+        try:
+            loop.run_forever()
+        except BaseException as error:  # noqa: BLE001  # whoever awaits that task is told by the task
+            _logger.critical("the thread of synchronous calls stopped (%s)", type(error).__name__)
+        with self._lock:
+            if self._loop is loop:
+                self._loop = None
+        last = time.monotonic() + _LAST_SECONDS
+        while time.monotonic() < last:
+            with contextlib.suppress(BaseException):  # those that await the task that stopped it raise the same
+                loop.run_until_complete(asyncio.sleep(0))
+                tasks = asyncio.all_tasks(loop)
+                if not tasks:
+                    break
+                for task in tasks:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+        loop.close()
 
 
 async def _within(context: contextvars.Context, work: Coroutine[Any, Any, T]) -> T:

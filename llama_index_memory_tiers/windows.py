@@ -85,7 +85,10 @@ class LogWindow:
             lambda: {stored.seq: self._counter.message(stored.message) for stored in foreign}
         )
         await self._storage.log.recount(window.sid, counts, name)
-        # Not read again: a memory with another counter may have counted once more, in its measure.
+        again = await self._storage.log.window(self._user, self._session)
+        if again.counters.count(name) == len(again.counters):
+            return again
+        # A memory with another counter is at work here as well, and has counted once more in its measure.
         mine = (one._replace(tokens=counts[one.seq]) if one.seq in counts else one for one in window.messages)
         return replace(window, messages=tuple(mine), counters=(name,) * len(window.counters))
 

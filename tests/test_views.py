@@ -333,8 +333,11 @@ async def test_an_observation_that_cannot_read_its_messages_leaves_no_claim(
     assert texts(await memory.view("ann").observe()) == ["a"]
 
 
-def test_a_view_prints_as_one_short_line() -> None:
-    assert repr(TieredMemory(session_id="s").view("ann")) == "MemoryView(name='ann', session_id='s')"
+def test_a_view_prints_as_one_short_line(tmp_path: Path) -> None:
+    assert (
+        repr(TieredMemory(storage=tmp_path / "m.db", session_id="s").view("ann"))
+        == "MemoryView(name='ann', session_id='s')"
+    )
 
 
 async def test_two_workers_of_one_role_handle_each_message_once(make_storage: MakeStorage, storage_kind: str) -> None:

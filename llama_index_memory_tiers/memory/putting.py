@@ -53,7 +53,7 @@ class Putting(MemoryBase):
             sent_from: Who spoke.
             send_to: Whom it addresses; one name or several.
             cause_by: What made it: a name, or the class of an action.
-            uid: Your own id: repeating a put with it stores nothing twice.
+            uid: Your own id: repeating a put with it stores nothing twice, also when the first was forgotten or reset.
 
         Raises:
             InvalidMessageError: It cannot be stored; nothing was.

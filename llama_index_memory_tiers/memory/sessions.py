@@ -50,6 +50,7 @@ class Sessions(Putting):
             changed["sql_store"] = TieredChatStore(self.storage, user_id=scope.user_id, redaction=redactor)
         return self.model_copy(update=changed)
 
+    @checked
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
         """Copy the memory; storage, blocks and background work are shared, and closing the copy leaves them open.
 

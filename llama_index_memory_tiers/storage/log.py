@@ -11,7 +11,6 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llama_index_memory_tiers import failpoints
-from llama_index_memory_tiers.errors import InvalidMessageError
 from llama_index_memory_tiers.roles import SYSTEM_ROLES
 from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.alignment import LogRow, plan_alignment
@@ -124,22 +123,14 @@ class MessageLog(LogMover):
         locked = (
             await connection.execute(self._bump, {"u": user_id, "s": session_id, "n": 0, "t": 0, "now": now})
         ).first()
-        known: dict[str, str | None] = {}
+        known: set[str] = set()
         if locked is not None:
-            m = self._m
             for part in chunks([entry.uid for entry in entries]):
                 rows = await connection.execute(
-                    select(m.c.uid, m.c.hash).where(m.c.sid == locked.sid, m.c.uid.in_(part))
+                    select(self._m.c.uid).where(self._m.c.sid == locked.sid, self._m.c.uid.in_(part))
                 )
-                known.update((row.uid, row.hash) for row in rows)
-        for entry in entries:
-            if (there := known.get(entry.uid)) is not None and there != entry.hash:
-                raise InvalidMessageError(
-                    f"uid={entry.uid!r:.100} was given, but the message stored with it says something else.",
-                    allowed="An id names one message; putting the same message again is a retry and changes nothing.",
-                    remedy="Give a new message an id of its own, or leave uid out; nothing was stored.",
-                )
-        return [entry for entry in entries if entry.uid not in known]
+                known.update(rows.scalars())
+        return list({entry.uid: entry for entry in entries if entry.uid not in known}.values())
 
     async def _distinct(
         self, connection: AsyncConnection, user_id: str, session_id: str, entries: Sequence[Entry], now: int
