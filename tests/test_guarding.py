@@ -57,8 +57,8 @@ def test_a_block_that_raises_what_is_no_error_costs_its_own_section(tmp_path: Pa
     caller.join(10)
     assert [message.content for message in got[0]] == ["hello", "hi"]
     report = with_it.flush()
-    assert (report.blocks[0].error, report.blocks[0].pending) == ("RuntimeError", 2)
-    assert with_it.flush().blocks[0].error == "RuntimeError"  # it left no claim behind
+    assert (report.blocks[0].error, report.blocks[0].pending) == ("ExtractionError", 2)
+    assert with_it.flush().blocks[0].error == "ExtractionError"  # it left no claim behind
     with_it.close()
 
 

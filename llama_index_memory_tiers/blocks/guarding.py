@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
+from llama_index_memory_tiers.errors import ExtractionError
+
 T = TypeVar("T")
 
 
@@ -21,14 +23,18 @@ async def contained(work: Awaitable[T]) -> T:
         Its result.
 
     Raises:
-        RuntimeError: It raised what is neither an error, nor a cancellation, nor a user's Ctrl-C.
+        ExtractionError: It raised what is neither an error, nor a cancellation, nor a user's Ctrl-C.
     """
     try:
         return await work
     except (Exception, asyncio.CancelledError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise RuntimeError(f"{type(error).__name__} was raised by a block.") from error
+        raise ExtractionError(
+            f"A block raised {type(error).__name__}.",
+            allowed="A block raises exceptions, and does not end the process it runs in.",
+            remedy="Look for what raises it in the block, or in the library that it calls.",
+        ) from error
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
