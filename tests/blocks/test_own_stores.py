@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from doubles import said
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.vector_stores import SimpleVectorStore
-from llama_index.core.vector_stores.types import BasePydanticVectorStore
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryResult
 
 from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock
+from llama_index_memory_tiers.blocks.absorbing import TRIES_BEFORE_PARKING
 from llama_index_memory_tiers.blocks.vector import block as vector_module
+from llama_index_memory_tiers.errors import StorageUnavailableError
 from llama_index_memory_tiers.testing import HashEmbedding
 
 # The integrations call what their databases have given new names.
@@ -140,3 +143,57 @@ async def test_while_a_store_fails_words_find_messages(files: Storage, monkeypat
     monkeypatch.setattr(SimpleVectorStore, "aquery", away)
     assert (await memory.arecall("lake"))[0].text == "The lake was cold."
     assert failed == ["ConnectionError"]
+
+
+@pytest.mark.parametrize("score", [None, "near", math.nan, math.inf, -math.inf])
+async def test_a_score_that_is_no_number_leaves_the_order_of_the_store(
+    files: Storage, monkeypatch: pytest.MonkeyPatch, score: Any
+) -> None:
+    store = SimpleVectorStore()
+    memory = remembering(files, store, HashEmbedding())
+    await tell(memory, "The lake was cold.", "The choir sang.")
+    ask = SimpleVectorStore.aquery
+
+    async def scored_oddly(*asked: Any, **settings: Any) -> Any:
+        found = await ask(*asked, **settings)
+        return VectorStoreQueryResult(ids=found.ids, similarities=[score] * len(found.ids))
+
+    monkeypatch.setattr(SimpleVectorStore, "aquery", scored_oddly)
+    assert (await memory.arecall("The lake was cold."))[0].text == "The lake was cold."
+    [part] = (await memory.for_session("asking").aexplain("How was the lake?")).parts
+    assert part.error is None
+    assert {item.legs["store"] for item in part.kept} <= {1, 1 / 2, 1 / 3, 1 / 4}
+
+
+async def test_what_a_store_finds_may_be_anything_and_words_find_all_the_same(
+    files: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = remembering(files, SimpleVectorStore(), HashEmbedding())
+    await tell(memory, "The lake was cold.")
+
+    async def senseless(*_: Any, **__: Any) -> Any:
+        return VectorStoreQueryResult(ids=[("no", "id")], similarities=[0.5])
+
+    monkeypatch.setattr(SimpleVectorStore, "aquery", senseless)
+    assert (await memory.arecall("lake"))[0].text == "The lake was cold."
+
+
+async def test_while_a_store_takes_nothing_messages_wait_and_none_is_put_aside(
+    files: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = remembering(files, SimpleVectorStore(), HashEmbedding())
+    add = SimpleVectorStore.async_add
+
+    async def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no space left")
+
+    monkeypatch.setattr(SimpleVectorStore, "async_add", full)
+    await memory.aput_messages([said("user", "The lake was cold."), said("assistant", "I see.")])
+    for _ in range(TRIES_BEFORE_PARKING + 1):
+        report = await memory.aflush()
+    assert [(block.pending, block.parked) for block in report.blocks] == [(2, 0)]
+    with pytest.raises(StorageUnavailableError, match=r"RetrievedMessages did not take 1 nodes.*RuntimeError"):
+        await memory.aremember("The lake is deep.")
+    monkeypatch.setattr(SimpleVectorStore, "async_add", add)
+    assert (await memory.aflush()).complete
+    assert [one.text for one in await memory.arecall("lake")] == ["The lake was cold.", "I see."]

@@ -80,7 +80,7 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
     Args:
         vector_store: A LlamaIndex vector store of your own for the dense leg, which must filter by metadata. Texts,
             words for BM25 and all that decides what is recalled stay in our storage; the store gets ids, vectors and
-            whose they are. While it fails, words find messages.
+            whose they are. While it cannot be asked, words find messages; while it takes nothing, new ones wait.
         embed_model: Default: `Settings.embed_model` if you have set it; `None` is BM25 alone.
         similarity_top_k: At most so many messages; default `None`: as many as the token budget holds.
         retrieval_context_window: How many of the newest messages make the query; default 1, the request itself.
@@ -375,10 +375,11 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             scores = await self._store.nearest(
                 asked.text, asked.vector, owner=reader.owner, top_k=self.similarity_top_k
             )
+            hits = await reader.hits_of(scores)
         except Exception as error:  # noqa: BLE001  # stores raise what they like
             emit(BlockFailed(session_id=scope.session_id, block=self.key, error=type(error).__name__))
             return []
-        return [hit for hit in await reader.hits_of(scores) if hit.place is None or hit.place not in asked.exclude]
+        return [hit for hit in hits if hit.place is None or hit.place not in asked.exclude]
 
     async def _enough(
         self, hits: Sequence[Hit], allowance: int, reader: OwnerReader, known: dict[int, Found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from llama_index.core.vector_stores.types import (
 )
 
 from llama_index_memory_tiers import scoring
-from llama_index_memory_tiers.errors import StorageError
+from llama_index_memory_tiers.errors import StorageError, StorageUnavailableError
 from llama_index_memory_tiers.storage import Hit
 
 _STORE_HITS = 100
@@ -43,10 +44,22 @@ class OwnStore:
         Args:
             owner: Whose.
             vectors: Id of a record, and its vector of shape (dimensions,).
+
+        Raises:
+            StorageUnavailableError: The store took them not, whatever it raised; no text is at fault for that, so
+                the block waits.
         """
         nodes = [self._node(record_id, owner, vector) for record_id, vector in vectors if vector is not None]
-        if nodes:
+        if not nodes:
+            return
+        try:
             await self.store.async_add(nodes)
+        except Exception as error:
+            raise StorageUnavailableError(
+                f"The vector store of {self.block} did not take {len(nodes)} nodes ({type(error).__name__}).",
+                allowed="A vector store takes ids, vectors and metadata.",
+                remedy="Check the store: messages wait until it takes them, a note is to be written again.",
+            ) from error
 
     def _node(self, record_id: str, owner: str, vector: Sequence[float]) -> TextNode:
         # A store that wants a text gets the id: texts stay in our storage.
@@ -83,7 +96,7 @@ class OwnStore:
             top_k: At most so many; default 100.
 
         Returns:
-            Id of a record → similarity, as the store measures it.
+            Id of a record → similarity, as the store measures it; where it tells no number, a share by rank.
         """
         mine: list[Any] = [MetadataFilter(key="owner", value=owner), MetadataFilter(key="block", value=self.block)]
         given = self.settings.get("filters")
@@ -97,9 +110,16 @@ class OwnStore:
             )
         )
         ids = found.ids or [node.node_id for node in found.nodes or []]
-        # A store without scores keeps its order.
-        scores = found.similarities or [1.0 / (rank + 1) for rank in range(len(ids))]
-        return dict(zip(ids, scores, strict=False))
+        told: Sequence[Any] = found.similarities or [None] * len(ids)
+        return {one: _score(score, rank) for rank, (one, score) in enumerate(zip(ids, told, strict=False))}
+
+
+def _score(told: Any, rank: int) -> float:
+    """What a store tells about one hit as a number; a store without scores keeps its order."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if math.isfinite(score := float(told)):
+            return score
+    return 1.0 / (rank + 1)
 
 
 def fused(near: Sequence[Hit], worded: Sequence[Hit], limit: int) -> list[Hit]:
