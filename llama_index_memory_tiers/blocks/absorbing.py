@@ -14,6 +14,7 @@ from llama_index_memory_tiers.blocks.claims import Claim
 from llama_index_memory_tiers.blocks.consumer import Consumer, Due, plan_batch
 from llama_index_memory_tiers.blocks.guarding import contained
 from llama_index_memory_tiers.blocks.outages import is_outage
+from llama_index_memory_tiers.blocks.taking_back import take_back
 from llama_index_memory_tiers.budget import TokenCounter
 from llama_index_memory_tiers.events import BatchAbsorbed, BatchPrepared, BlockFailed, emit, emit_changes
 from llama_index_memory_tiers.instruments import acting
@@ -148,9 +149,14 @@ class Absorber:
             changes = await self._commit(
                 consumer, owner, epoch, draft, lambda connection: storage.cursors.bury(connection, letter.id)
             )
+        except asyncio.CancelledError:
+            await self._take_back(consumer, batch)
+            raise
         except Exception as error:  # noqa: BLE001  # it stays a dead letter, with the newest reason in the report
+            await self._take_back(consumer, batch)
             return Step("failed", error=type(error).__name__)
         if changes is None:
+            await self._take_back(consumer, batch)
             return Step("again")
         _tell(consumer, batch, changes)
         return Step("absorbed", messages=len(rows))
@@ -179,15 +185,29 @@ class Absorber:
                 consumer, batch.owner, epoch, draft, lambda connection: claim.fence(connection, batch.lo, batch.hi)
             )
         except asyncio.CancelledError:
+            await self._take_back(consumer, batch)
             await claim.release()
             raise
         except Exception as error:  # noqa: BLE001  # whatever a block or its model raises must not reach the chat
+            await self._take_back(consumer, batch)
             return await _failed(consumer, batch, claim, error, attempts)
         if changes is None:
+            await self._take_back(consumer, batch)
             await claim.release()
             return Step("again")
         _tell(consumer, batch, changes)
         return Step("absorbed", messages=len(batch.messages))
+
+    async def _take_back(self, consumer: Consumer, batch: Batch) -> None:
+        """Delete what a block wrote elsewhere about messages that were forgotten while it prepared.
+
+        The rest may stay: its messages are read again, and whoever forgets them then names them to the block.
+        """
+        if consumer.holds_external_data and batch.messages:
+            messages = {stored.seq: stored.id for stored in batch.messages}
+            user_id = batch.scope.user_id or ""
+            noting = self._storage.forgetting.note_gone(consumer.key, user_id, batch.sid, messages)
+            await take_back(self._storage, consumer, noting)
 
     async def _commit(
         self, consumer: Consumer, owner: str, epoch: int, draft: Any, fence: Callable[[Any], Awaitable[bool]]

@@ -198,6 +198,7 @@ class TieredMemoryBlock(BaseMemoryBlock[str]):
         """Delete what it keeps outside the storage; the storage's own rows are gone when this is called.
 
         It is called until it has returned once: a failure leaves it pending, and the receipt says so.
+        It is called as well for what was forgotten while `prepare` wrote about it elsewhere.
 
         Args:
             forgotten: Which records and messages.

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_tiers.budget import TokenCounter
-from llama_index_memory_tiers.records import Batch, Changes, Reads, Record, StoredMessage
+from llama_index_memory_tiers.records import Batch, Changes, Forgotten, Reads, Record, StoredMessage
 from llama_index_memory_tiers.roles import ANSWERING_ROLES, SYSTEM_ROLES
 from llama_index_memory_tiers.storage import OwnerReader
 
@@ -58,6 +58,13 @@ class Consumer(Protocol):
     @property
     def uses_model(self) -> bool:
         """Absorbing costs model calls."""
+
+    @property
+    def holds_external_data(self) -> bool:
+        """It keeps something outside the storage."""
+
+    async def forget(self, forgotten: Forgotten) -> None:
+        """Delete what it keeps outside the storage."""
 
     async def prepare(self, batch: Batch, reader: OwnerReader, counter: TokenCounter) -> Any:
         """Slow: may call models, writes nothing."""

@@ -11,7 +11,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 
 from llama_index_memory_tiers.blocks.consumer import Trigger
 from llama_index_memory_tiers.budget import TokenCounter
-from llama_index_memory_tiers.records import Batch, Changes, Reads, Record
+from llama_index_memory_tiers.records import Batch, Changes, Forgotten, Reads, Record
 from llama_index_memory_tiers.storage import OwnerReader
 
 
@@ -51,6 +51,7 @@ class ForeignBlock:
     backfill: bool = False
     per_session: bool = True
     uses_model: bool = True  # it may; so an old session is not fed to it unasked
+    holds_external_data: bool = False  # what it keeps is its own, and a receipt names it as out of reach
 
     @property
     def key(self) -> str:
@@ -73,3 +74,6 @@ class ForeignBlock:
     def merge(self, draft: Any, records: Sequence[Record]) -> Changes:  # noqa: ARG002
         """It has no records."""
         return Changes()
+
+    async def forget(self, forgotten: Forgotten) -> None:
+        """It cannot be told."""

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, delete, exists, func, or_, select, true, update
+from sqlalchemy import and_, delete, exists, func, insert, or_, select, true, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llama_index_memory_tiers.records import Place
+from llama_index_memory_tiers.records import Forgotten, Place
+from llama_index_memory_tiers.storage import codec
 from llama_index_memory_tiers.storage.packs import raise_epoch
 from llama_index_memory_tiers.storage.rows import GONE, chunks
 from llama_index_memory_tiers.storage.schema import Tables
@@ -131,6 +132,26 @@ class Eraser:
                 .where(r.c.superseded_by == row.uid, r.c.owner == row.owner)
                 .values(superseded_by=None if heir in seen else heir, rev=revisions[row.owner])
             )
+
+    async def note(
+        self, connection: AsyncConnection, block: str, user_id: str, forgotten: Forgotten, *, job: int = 0
+    ) -> int:
+        """Write down what a block is to delete elsewhere.
+
+        Args:
+            connection: In the transaction that deletes it here.
+            block: Key of the block.
+            user_id: The person, or '' for none.
+            forgotten: Which records and messages.
+            job: Number of the job of forgetting; 0 for none.
+
+        Returns:
+            Number of the note.
+        """
+        f = self._t.forgotten
+        what = codec.to_json({"records": forgotten.records, "messages": forgotten.messages})
+        statement = insert(f).values(job=job, user_id=user_id, block=block, what=what).returning(f.c.id)
+        return int((await connection.execute(statement)).scalar_one())
 
     async def dead_letters(self, connection: AsyncConnection, sid: int) -> int:
         """Delete letters that hold nothing any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from llama_index_memory_tiers.storage.meant import Meant
 from llama_index_memory_tiers.storage.outlook import Outlook, foresee
 from llama_index_memory_tiers.storage.owner_keys import owner_keys
 from llama_index_memory_tiers.storage.records import RecordStore
-from llama_index_memory_tiers.storage.rows import chunks
+from llama_index_memory_tiers.storage.rows import GONE, chunks
 from llama_index_memory_tiers.storage.schema import Tables
 from llama_index_memory_tiers.storage.selection import Selection
 
@@ -311,9 +311,65 @@ class ForgettingStore:
         for block in run.selection.external:
             mine = [row.uid for row in records if row.block == block]
             if mine or messages:
-                what = codec.to_json({"records": mine, "messages": messages})
-                values = {"job": run.job, "user_id": run.selection.user_id, "block": block, "what": what}
-                await connection.execute(insert(self._t.forgotten).values(values))
+                forgotten = Forgotten(tuple(mine), messages)
+                await self._eraser.note(connection, block, run.selection.user_id, forgotten, job=run.job)
+
+    async def note_gone(
+        self, block: str, user_id: str, sid: int, messages: Mapping[int, str]
+    ) -> tuple[int, Forgotten] | None:
+        """Note those of a session's messages that were deleted while a block wrote about them elsewhere.
+
+        Args:
+            block: Key of the block.
+            user_id: The person, or '' for none.
+            sid: Private row of the session.
+            messages: Sequence number → public id. Those that are still there are left out: the block reads them again.
+
+        Returns:
+            Number and content of the note, `None` when all are there.
+        """
+        m = self._t.messages
+
+        async def gone(connection: AsyncConnection) -> Forgotten:
+            seqs: list[int] = []
+            for part in chunks(list(messages)):
+                query = select(m.c.seq).where(m.c.sid == sid, m.c.seq.in_(part), m.c.status == GONE)
+                seqs += (await connection.execute(query)).scalars()
+            return Forgotten((), tuple((sid, seq, messages[seq]) for seq in seqs))
+
+        return await self._note_found(block, user_id, gone)
+
+    async def note_missing(self, block: str, user_id: str, ids: Sequence[str]) -> tuple[int, Forgotten] | None:
+        """Note those of a block's records that it wrote about elsewhere and that never came to be here.
+
+        Args:
+            block: Key of the block.
+            user_id: The person, or '' for none.
+            ids: Of records.
+
+        Returns:
+            Number and content of the note, `None` when all are there.
+        """
+        r = self._t.records
+
+        async def missing(connection: AsyncConnection) -> Forgotten:
+            known: set[str] = set()
+            for part in chunks(ids):
+                known.update((await connection.execute(select(r.c.uid).where(r.c.uid.in_(part)))).scalars())
+            return Forgotten(tuple(one for one in ids if one not in known), ())
+
+        return await self._note_found(block, user_id, missing)
+
+    async def _note_found(
+        self, block: str, user_id: str, find: Callable[[AsyncConnection], Awaitable[Forgotten]]
+    ) -> tuple[int, Forgotten] | None:
+        async def work(connection: AsyncConnection) -> tuple[int, Forgotten] | None:
+            forgotten = await find(connection)
+            if not forgotten.records and not forgotten.messages:
+                return None
+            return await self._eraser.note(connection, block, user_id, forgotten), forgotten
+
+        return await self._database.write(work)
 
     async def to_tell(self, block: str, user_id: str | None = None) -> list[tuple[int, Forgotten]]:
         """What a block has not yet been told of: number and content of each note.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import math
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from doubles import said
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryResult
+from pydantic import PrivateAttr
 
 from llama_index_memory_tiers import Storage, TieredMemory, VectorMemoryBlock
 from llama_index_memory_tiers.blocks.absorbing import TRIES_BEFORE_PARKING
@@ -197,3 +199,63 @@ async def test_while_a_store_takes_nothing_messages_wait_and_none_is_put_aside(
     monkeypatch.setattr(SimpleVectorStore, "async_add", add)
     assert (await memory.aflush()).complete
     assert [one.text for one in await memory.arecall("lake")] == ["The lake was cold.", "I see."]
+
+
+class Waiting(HashEmbedding):
+    """Embeds texts of messages when it is let."""
+
+    _began: asyncio.Event = PrivateAttr(default_factory=asyncio.Event)
+    _let: asyncio.Event = PrivateAttr(default_factory=asyncio.Event)
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[Any]:
+        self._began.set()
+        await self._let.wait()
+        return await super()._aget_text_embeddings(texts)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_what_is_forgotten_while_it_is_embedded_does_not_stay_in_the_store(
+    files: Storage, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    store, model = SimpleVectorStore(), Waiting()
+    memory = remembering(files, store, model)
+    told = [said("user", "The lake was cold."), said("assistant", "I see.")]
+    putting = asyncio.create_task(memory.aput_messages(told))
+    await asyncio.wait_for(model._began.wait(), 10)
+    assert (await memory.aforget(scope="user")).complete
+    forget = VectorMemoryBlock.forget
+
+    async def away(*_: Any) -> None:
+        raise ConnectionError("no answer")
+
+    if broken:
+        monkeypatch.setattr(VectorMemoryBlock, "forget", away)
+    model._let.set()
+    await putting
+    if broken:  # it is told again as any forgetting is
+        assert len(store.data.embedding_dict) == 2
+        monkeypatch.setattr(VectorMemoryBlock, "forget", forget)
+        assert (await memory.aforget(scope="user")).complete
+    assert store.data.embedding_dict == {}
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_note_by_hand_that_is_not_kept_leaves_no_vector(
+    files: Storage, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    store = SimpleVectorStore()
+    memory = remembering(files, store, HashEmbedding())
+    add = SimpleVectorStore.async_add
+
+    async def added(*nodes: Any, **settings: Any) -> Any:
+        await add(*nodes, **settings)
+        if not cancelled:
+            raise ConnectionError("the answer was lost")
+        asyncio.get_running_loop().call_soon(remembered.cancel)
+
+    monkeypatch.setattr(SimpleVectorStore, "async_add", added)
+    remembered = asyncio.create_task(memory.aremember("The lake is deep."))
+    with pytest.raises(asyncio.CancelledError if cancelled else StorageUnavailableError):
+        await remembered
+    kept = {one.id for one in await memory.alist()}
+    assert set(store.data.embedding_dict) == kept  # a transaction that had begun is finished

@@ -26,6 +26,7 @@ from typing_extensions import Self
 from llama_index_memory_tiers.blocks.base import Query, TieredMemoryBlock
 from llama_index_memory_tiers.blocks.desk import Desk
 from llama_index_memory_tiers.blocks.embedding import embed_texts, question_vector, search, usable
+from llama_index_memory_tiers.blocks.taking_back import take_back
 from llama_index_memory_tiers.blocks.vector.own_store import OwnStore, fused
 from llama_index_memory_tiers.blocks.vector.recollections import (
     KINDS,
@@ -326,9 +327,23 @@ class VectorMemoryBlock(TieredMemoryBlock, _CoreVectorMemoryBlock):
             model=self._model,
         )
         if self._store is not None:
-            await self._store.add(await desk.owner(), [(record.id, vector)])
-        await desk.change(lambda _: Changes(add=(record,)))
+            await self._remember_outside(desk, self._store, record, vector)
+        else:
+            await desk.change(lambda _: Changes(add=(record,)))
         return record.id
+
+    async def _remember_outside(
+        self, desk: Desk, store: OwnStore, record: NewRecord, vector: tuple[float, ...] | None
+    ) -> None:
+        """Write a note's vector and then its record; without the record nobody would know the id of the vector."""
+        owner = await desk.owner()
+        try:
+            await store.add(owner, [(record.id, vector)])
+            await desk.change(lambda _: Changes(add=(record,)))
+        except BaseException:  # cancelled as well
+            noting = desk.storage.forgetting.note_missing(self.key, desk.scope.user_id or "", [record.id])
+            await take_back(desk.storage, self, noting)
+            raise
 
     async def find(
         self,
