@@ -35,13 +35,14 @@ class Forgetter:
     def __init__(self, storage: Storage, blocks: Sequence[BaseMemoryBlock[Any]]) -> None:
         self._storage = storage
         self._tellable = {b.key: b for b in blocks if isinstance(b, TieredMemoryBlock) and b.holds_external_data}
+        storage.log.elsewhere.update(self._tellable)
         self._ours = [block for block in blocks if isinstance(block, TieredMemoryBlock)]
         self._unreached = tuple(
             block.name
             for block in blocks
             if not isinstance(block, TieredMemoryBlock | CoreStaticMemoryBlock) and block.accept_short_term_memory
         )
-        self._asked = False
+        self._asked = -1  # how many notes there had been when blocks were last told
         self._telling: set[asyncio.Task[None]] = set()
 
     @property
@@ -133,11 +134,11 @@ class Forgetter:
         return ForgetEntry(key, done, 0)
 
     def tell_waiting(self) -> None:
-        """Tell blocks in the background what an earlier process forgot and could not tell them."""
+        """Tell blocks in the background what an earlier process could not tell them, and what was deleted by hand."""
         store = self._storage.forgetting
-        if self._asked or not store.waiting or not self._tellable:
+        if self._asked == store.noted or not (store.waiting or store.noted) or not self._tellable:
             return
-        self._asked = True
+        self._asked = store.noted
         task = asyncio.get_running_loop().create_task(self._tell_all())
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
@@ -148,7 +149,7 @@ class Forgetter:
                 await self._tell(key)
         except StorageError as error:
             _logger.warning("forgetting stays pending", extra={"error": type(error).__name__})
-            self._asked = False
+            self._asked = -1
 
     async def aclose(self) -> None:
         """Wait for what is being told on this loop."""

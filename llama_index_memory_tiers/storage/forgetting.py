@@ -369,7 +369,14 @@ class ForgettingStore:
                 return None
             return await self._eraser.note(connection, block, user_id, forgotten), forgotten
 
-        return await self._database.write(work)
+        written = await self._database.write(work)
+        self._log.noted += written is not None
+        return written
+
+    @property
+    def noted(self) -> int:
+        """How often notes for blocks may have been written outside of jobs, since this process began."""
+        return self._log.noted
 
     async def to_tell(self, block: str, user_id: str | None = None) -> list[tuple[int, Forgotten]]:
         """What a block has not yet been told of: number and content of each note.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import and_, bindparam, case, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llama_index_memory_tiers.records import StoredMessage
+from llama_index_memory_tiers.records import Forgotten, StoredMessage
 from llama_index_memory_tiers.storage.database import Database
 from llama_index_memory_tiers.storage.erasing import Eraser
 from llama_index_memory_tiers.storage.log_reading import LogReader
@@ -30,6 +30,8 @@ class LogMover(LogReader):
         super().__init__(database, tables)
         self._tables = tables
         self._eraser = Eraser(tables)
+        self.elsewhere: set[str] = set()  # keys of the blocks in this process that hold data outside the storage
+        self.noted = 0  # how often notes for them may have been written
 
     async def archive(self, user_id: str, session_id: str, seqs: Sequence[int], *, status: str = ARCHIVED) -> int:
         """Move active messages out of the window.
@@ -51,7 +53,9 @@ class LogMover(LogReader):
             only = (ACTIVE,) if status == ARCHIVED else (ACTIVE, ARCHIVED)
             return await self._set_status(connection, locked.sid, seqs, status, only=only)
 
-        return await self._database.write(work)
+        moved = await self._database.write(work)
+        self.noted += status == GONE
+        return moved
 
     async def move_oldest(
         self, user_id: str, session_id: str, count: int, *, status: str = ARCHIVED
@@ -79,6 +83,7 @@ class LogMover(LogReader):
             return locked.sid, rows
 
         sid, rows = await self._database.write(work)
+        self.noted += status == GONE
         return (await self._decode(rows, sid, session_id)).messages
 
     async def clear(self, user_id: str, session_id: str, statuses: Sequence[str], *, gone: bool = False) -> int:
@@ -107,7 +112,9 @@ class LogMover(LogReader):
                 connection, locked.sid, list(rows), GONE if gone else CLEARED, only=tuple(statuses)
             )
 
-        return await self._database.write(work)
+        moved = await self._database.write(work)
+        self.noted += gone
+        return moved
 
     async def delete(self, user_id: str, session_id: str, uids: Sequence[str]) -> list[StoredMessage]:
         """Delete messages by their ids: their text goes, and a tombstone stays.
@@ -135,6 +142,7 @@ class LogMover(LogReader):
             return locked.sid, sorted(rows, key=lambda row: row.seq)
 
         sid, rows = await self._database.write(work)
+        self.noted += 1
         return (await self._decode(rows, sid, session_id)).messages
 
     async def describe(self, sid: int, metas: Mapping[int, str | None]) -> None:
@@ -166,7 +174,8 @@ class LogMover(LogReader):
         Returns:
             How many still had a text.
         """
-        return await self._set_status(connection, sid, seqs, GONE, only=(ACTIVE, ARCHIVED, CLEARED))
+        kinds = (ACTIVE, ARCHIVED, CLEARED)
+        return await self._set_status(connection, sid, seqs, GONE, only=kinds, note=False)  # the job writes notes
 
     async def _set_status(
         self,
@@ -176,6 +185,7 @@ class LogMover(LogReader):
         status: str,
         *,
         only: tuple[str, ...] = (ACTIVE,),
+        note: bool = True,
     ) -> int:
         if not seqs:
             return 0
@@ -202,14 +212,33 @@ class LogMover(LogReader):
         )
         user_id = session.scalar_one()
         if status == GONE and moved:
-            await self._forget(connection, user_id, sid, seqs)
+            records = await self._forget(connection, user_id, sid, seqs)
+            if note and self.elsewhere:
+                await self._note(connection, user_id, sid, seqs, records)
         return moved
 
-    async def _forget(self, connection: AsyncConnection, user_id: str, sid: int, seqs: Sequence[int]) -> None:
+    async def _forget(
+        self, connection: AsyncConnection, user_id: str, sid: int, seqs: Sequence[int]
+    ) -> Collection[Any]:
         """Delete what messages are found by, and void what blocks prepare from their session right now."""
         revisions = await self._eraser.touch(connection, owner_keys(user_id, [sid]))
         found = await self._eraser.derived(connection, sid, seqs, kinds=("message",))
         await self._eraser.delete(connection, found.values(), revisions)
+        return found.values()
+
+    async def _note(
+        self, connection: AsyncConnection, user_id: str, sid: int, seqs: Sequence[int], records: Collection[Any]
+    ) -> None:
+        """Write down what blocks are to delete elsewhere: of messages as well whose records were never merged."""
+        m = self._m
+        messages: list[tuple[int, int, str]] = []
+        for part in chunks(seqs):
+            which = and_(m.c.sid == sid, m.c.seq.in_(part), m.c.status == GONE)
+            found = await connection.execute(select(m.c.seq, m.c.uid).where(which).order_by(m.c.seq))
+            messages += [(sid, row.seq, row.uid) for row in found]
+        for block in sorted(self.elsewhere):
+            mine = tuple(row.uid for row in records if row.block == block)
+            await self._eraser.note(connection, block, user_id, Forgotten(mine, tuple(messages)))
 
     async def recount(self, sid: int, counts: Mapping[int, int], counter: str) -> None:
         """Write token counts that another counter made.

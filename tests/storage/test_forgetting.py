@@ -733,3 +733,32 @@ async def test_a_model_is_shown_no_half_of_a_tool_exchange_of_which_the_other_wa
     assert (report.window_left_out, report.window_broken) == (1, 1)
     assert "1 of broken tool calls" in str(report)
     await memory.aclose()
+
+
+@pytest.mark.parametrize("way", ["delete", "clear", "chat store"])
+async def test_what_is_deleted_without_a_job_is_deleted_elsewhere_at_the_next_occasion(
+    storage: Storage, way: str
+) -> None:
+    vectors = DeletingStore()
+    memory = memory_of(storage, VectorMemoryBlock(vector_store=vectors, embed_model=HashEmbedding()))
+    await put_numbered(memory, 1, 3)
+    if way == "delete":
+        await memory.board().delete("q1")
+    elif way == "clear":
+        await memory.board().clear()
+    else:
+        await memory.sql_store.delete_messages(memory.session_id)
+    await memory.aget("anything")
+    await memory._shared.forgetter.aclose()
+    assert len(vectors.data.embedding_dict) == (5 if way == "delete" else 0)
+    assert await rows(storage, "SELECT * FROM {t}_forgotten") == []
+
+
+async def test_a_receipt_counts_what_was_deleted_elsewhere_once(storage: Storage) -> None:
+    shelf = Shelf()
+    memory = memory_of(storage, shelf)
+    await put_numbered(memory, 1, 2)
+    await memory.board().delete("q1")
+    receipt = await memory.aforget(ids=["a1"])
+    assert receipt.removed["Shelf"] == 2
+    assert [message[2] for note in shelf.told_of for message in note.messages] == ["q1", "a1"]
