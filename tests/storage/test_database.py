@@ -166,9 +166,7 @@ async def test_a_fault_that_stays_is_reported_after_ten_tries_without_a_trace(st
         await connection.execute(text(f"INSERT INTO {storage._tables.owners.fullname} VALUES ('o', 0, 1)"))  # noqa: S608
         raise fault("database is locked")
 
-    with pytest.raises(
-        StorageUnavailableError, match=r"did not answer \(database is locked\) in 10 tries"
-    ) as caught:
+    with pytest.raises(StorageUnavailableError, match=r"did not answer \(database is locked\) in 10 tries") as caught:
         await storage._database.write(work)
     assert tries == 10
     assert SECRET not in str(caught.value)
