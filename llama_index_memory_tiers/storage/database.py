@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any, TypeVar
 
 from sqlalchemy import event
@@ -189,9 +189,9 @@ class Database:
 
     async def _retrying(self, once: Callable[[Work[T]], Awaitable[T]], work: Work[T]) -> T:
         last: BaseException | None = None
-        began, tries = time.monotonic(), 0
+        began, tries = monotonic(), 0
         for attempt in range(MAX_TRIES):
-            waited = time.monotonic() - began
+            waited = monotonic() - began
             if waited > LONGEST_WAIT_SECONDS:
                 break
             if attempt:
@@ -206,10 +206,10 @@ class Database:
                     raise as_storage_error(error) from getattr(error, "orig", None)
                 last = getattr(error, "orig", None) or error
                 tries += 1
-                if time.monotonic() - began > _TOLD_AFTER_SECONDS:
+                if monotonic() - began > _TOLD_AFTER_SECONDS:
                     _logger.warning("waiting for the database (%s)", _what(last))
         raise StorageUnavailableError(
-            f"{self.address.place} did not answer ({_what(last)}) in {tries} tries, {time.monotonic() - began:.0f} s.",
+            f"{self.address.place} did not answer ({_what(last)}) in {tries} tries, {monotonic() - began:.0f} s.",
             allowed="It must be reachable and not locked by others for long.",
             remedy="Close what has the file open for writing, such as a database browser; then repeat the call: a put "
             "is safe to repeat with the same uid."

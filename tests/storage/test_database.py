@@ -185,11 +185,11 @@ async def test_a_file_that_stays_locked_is_not_waited_for_ten_times(
         now, tries = now + 30, tries + 1  # as long as SQLite itself waits
         raise fault("database is locked")
 
-    monkeypatch.setattr("llama_index_memory_tiers.storage.database.time.monotonic", lambda: now)
+    monkeypatch.setattr("llama_index_memory_tiers.storage.database.monotonic", lambda: now)
     with pytest.raises(StorageUnavailableError, match=r"is locked\) in 3 tries, 90 s") as caught:
         await storage._database.write(work)
     assert tries == 3
-    assert "Close what has the file open" in str(caught.value)
+    assert ("Close what has the file open" in str(caught.value)) == storage._database.sqlite
     assert "waiting for the database (database is locked)" in caplog.text
 
 
